@@ -1,7 +1,7 @@
 """The nouns: what is measured, on what, what one launch showed, and what came out of it.
 
 Plain frozen values, no behaviour beyond looking at themselves. Every other module imports from here and this one
-imports nothing of ours. Unknown is ``None``, never 0; units stand in the names (``_gib`` is 2**30 bytes, ``_mib`` 2**20).
+imports nothing of ours. Unknown is ``None``, never 0; units stand in names (``_gib``: 2**30 bytes, ``_mib``: 2**20).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class ProberError(Exception):
-    """We could not measure or answer. The message is one sentence for the person at the terminal: what, and what next."""
+    """We could not measure or answer. The message is one sentence for the person at the terminal: what, what next."""
 
     exit_code = 1
 
@@ -91,7 +91,7 @@ class Entrypoint(StrEnum):
 
 
 class CompileState(StrEnum):
-    """What torch.compile and CUDA graphs found at start: an empty private cache, a filled one, or ``--enforce-eager``."""
+    """What torch.compile and CUDA graphs find: an empty private cache, a filled one, or ``--enforce-eager``."""
 
     COLD = "cold"
     WARM = "warm"
