@@ -1,0 +1,133 @@
+"""Whose a process is: a trial of a living prober, a left-over of a dead one, or somebody else's.
+
+Every process of a trial carries two variables in its environment, set when it is started: the trial's id and the prober
+that started it (pid and start). Names, users' command lines and process groups prove nothing, so they are not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import psutil
+
+TRIAL_VARIABLE = "PROBER_TRIAL"
+PROBER_VARIABLE = "PROBER_PID"
+
+
+class Owner(StrEnum):
+    """Who started a process, as far as this process may look."""
+
+    OURS = "ours"  # a trial whose prober lives
+    OURS_LEFT_OVER = "ours_left_over"  # a trial whose prober is dead
+    OTHER = "other"
+    HIDDEN = "hidden"  # the driver names a pid that does not exist here: another container, or just gone
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOver:
+    """A process of one of our own trials whose prober is dead."""
+
+    pid: int
+    start: str
+    trial: str
+    name: str
+
+
+def tag(trial: str) -> dict[str, str]:
+    """Return the variables that mark every process of a trial as ours.
+
+    ``SPT_NOENV`` keeps setproctitle (vLLM and Ray rename their processes with it) from writing the new title over the
+    environment in ``/proc``, where the mark is read.
+    """
+    pid = os.getpid()
+    return {TRIAL_VARIABLE: trial, PROBER_VARIABLE: f"{pid}:{start_of(pid)}", "SPT_NOENV": "1"}
+
+
+def start_of(pid: int) -> str | None:
+    """Return when the process started, in clock ticks since boot (not moved by a clock jump); None: no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    state, *rest = stat.rpartition(")")[2].split()  # the name may hold spaces and brackets; field 22 is the start
+    return None if state in "ZX" else rest[18]
+
+
+def is_running(pid: int, start: str) -> bool:
+    """Tell whether that very process lives: a pid alone may have been given to another one."""
+    now = start_of(pid)
+    return now is not None and now == start
+
+
+def owner_of(pid: int) -> Owner:
+    """Tell whose a process is. What may not be looked at, or lives in another pid namespace, is another's."""
+    if not psutil.pid_exists(pid):
+        return Owner.HIDDEN
+    return _owner_and_trial(pid)[0]
+
+
+def left_over() -> list[LeftOver]:
+    """List the processes of our own earlier trials whose prober is dead, in the order of their pids."""
+    found = []
+    for pid in psutil.pids():
+        owner, trial = _owner_and_trial(pid)
+        start = start_of(pid)
+        if owner is Owner.OURS_LEFT_OVER and start is not None:
+            found.append(LeftOver(pid, start, trial, name_of(pid) or "?"))
+    return found
+
+
+def name_of(pid: int) -> str | None:
+    """Return the process's short name; None: it is gone or not ours to see."""
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error:
+        return None
+
+
+def end(processes: list[LeftOver], grace_seconds: float = 5.0) -> list[LeftOver]:
+    """Kill exactly these processes and return those that still live after the grace.
+
+    Each is looked at again right before: only what is still a left-over with the same start is touched.
+    """
+    for one in processes:
+        if is_running(one.pid, one.start) and _owner_and_trial(one.pid)[0] is Owner.OURS_LEFT_OVER:
+            with contextlib.suppress(psutil.Error):
+                psutil.Process(one.pid).kill()
+    psutil.wait_procs(list(_handles(processes)), timeout=grace_seconds)
+    return [one for one in processes if is_running(one.pid, one.start)]
+
+
+def _handles(processes: list[LeftOver]) -> Iterator[psutil.Process]:
+    for one in processes:
+        with contextlib.suppress(psutil.Error):
+            yield psutil.Process(one.pid)
+
+
+def _owner_and_trial(pid: int) -> tuple[Owner, str]:
+    try:
+        process = psutil.Process(pid)
+        if process.uids().real != os.getuid() or not _shares_pid_namespace(pid):
+            return Owner.OTHER, ""
+        environment = process.environ()
+    except (psutil.Error, OSError):
+        return Owner.OTHER, ""
+    trial = environment.get(TRIAL_VARIABLE, "")
+    prober, _, start = environment.get(PROBER_VARIABLE, "").partition(":")
+    if not trial or not prober.isdigit() or not start:
+        return Owner.OTHER, ""
+    return (Owner.OURS if _prober_lives(int(prober), start) else Owner.OURS_LEFT_OVER), trial
+
+
+def _prober_lives(pid: int, start: str) -> bool:
+    return is_running(pid, start)
+
+
+def _shares_pid_namespace(pid: int) -> bool:
+    """In another namespace the prober's pid, as written in the mark, means another process or none."""
+    return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
