@@ -96,8 +96,8 @@ def choose_and_lease(
         except _Leased as refusal:
             taken[refusal.uuid] = refusal
         except NotReady:
-            for refusal in taken.values():
-                raise refusal from None  # it names the holder
+            for first in taken.values():
+                raise first from None  # it names the holder
             raise
 
 
