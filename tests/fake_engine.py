@@ -16,7 +16,17 @@ from typing import Any
 
 from fake_scenario import Asked, Fault, FaultKind, Scenario
 
-__all__ = ["Asked", "FakeEngine", "Fault", "FaultKind", "Launched", "Scenario", "make_engine", "wait_until", "write_model"]
+__all__ = [
+    "Asked",
+    "FakeEngine",
+    "Fault",
+    "FaultKind",
+    "Launched",
+    "Scenario",
+    "make_engine",
+    "wait_until",
+    "write_model",
+]
 
 PACKAGE_ROOT = Path(__file__).parent / "fake"
 
@@ -125,7 +135,8 @@ def _launched(start: dict[str, Any], events: list[dict[str, Any]]) -> Launched:
     def of(kind: str) -> Iterator[dict[str, Any]]:
         return (event for event in events if event["event"] == kind and event["launch"] == start["launch"])
 
-    asked = next(of("asked"), {"length": None, "by_default": False})
+    nothing: dict[str, Any] = {"length": None, "by_default": False}
+    asked = next(of("asked"), nothing)
     configured = next(of("configured"), asked)
     return Launched(
         number=start["launch"],

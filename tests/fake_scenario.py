@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -212,8 +213,8 @@ class Scenario:
         starts = {1, *(length for length, _ in self.blocks_from)}
         for fault in self.faults:
             starts |= {fault.from_length, fault.below_length or 1}
-        edges = sorted(edge for edge in starts if 1 <= edge <= limit) + [limit + 1]
-        for low, above in reversed(list(zip(edges, edges[1:], strict=False))):
+        edges = [*sorted(edge for edge in starts if 1 <= edge <= limit), limit + 1]
+        for low, above in reversed(list(pairwise(edges))):
             if not self.serves(low, launch, asked):
                 continue
             good, bad = low, above

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from fake_scenario import FaultKind
@@ -71,7 +72,7 @@ class Ranks:
             for rank in range(launch.asked.world_size):
                 inherited = (*closes, *(worker.line for worker in self.workers))
                 role = wording.worker_name(launch.scenario, launch.asked, rank)
-                worker = fork(launch.number, role, lambda line, rank=rank: _worker(launch, rank, line), inherited)
+                worker = fork(launch.number, role, partial(_worker, launch, rank), inherited)
                 self.workers.append(worker)
 
     def play(self, stage: str) -> None:
@@ -139,7 +140,7 @@ def decoy_lines(speech: Speech) -> None:
             "model_runner.py:1399",
         )
         speech.bare(
-            "--- Logging error ---\nTraceback (most recent call last):\n  File \"logging/__init__.py\", line 1100, in "
+            '--- Logging error ---\nTraceback (most recent call last):\n  File "logging/__init__.py", line 1100, in '
             "emit\n    msg = self.format(record)\nTypeError: %d format: a real number is required, not NoneType"
         )
     else:

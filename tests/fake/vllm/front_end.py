@@ -92,8 +92,8 @@ def _engine_process(launch: Launch, line: Child, front: int, closes: tuple[Any, 
     line.say(json.dumps({"blocks": blocks, "length": length}))
     word = line.hear()
     if word == "die":
-        error = RuntimeError("CUDA error: an illegal memory access was encountered")
-        speech.error(f"EngineCore encountered a fatal error.\n{traceback_text(error)}")
+        fatal = RuntimeError("CUDA error: an illegal memory access was encountered")
+        speech.error(f"EngineCore encountered a fatal error.\n{traceback_text(fatal)}")
         ranks.end()
         sys.exit(1)
     stay()  # the front end is gone; nothing here looks for that

@@ -83,11 +83,10 @@ class Service:
 
     def _play_faults(self, prompt_tokens: int) -> None:
         launch = self.launch
-        if fault := launch.fault(FaultKind.COMPLETION_HANGS):
-            if prompt_tokens >= fault.amount:
-                with self.lock:
-                    self.running += 1
-                stay()
+        if (fault := launch.fault(FaultKind.COMPLETION_HANGS)) and prompt_tokens >= fault.amount:
+            with self.lock:
+                self.running += 1
+            stay()
         if fault := launch.fault(FaultKind.COMPLETION_FAILS):
             raise Refused(500, fault.text or "Internal server error")
         serving_oom = next((f for f in launch.faults if f.stage == "serve" and f.kind is FaultKind.DEVICE_OOM), None)

@@ -12,23 +12,23 @@ from vllm.launch_record import scenario
 
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
-STRINGS = (
-    "tokenizer dtype quantization kv-cache-dtype load-format revision tokenizer-revision code-revision download-dir "
-    "hf-overrides compilation-config distributed-executor-backend tokenizer-mode config-format runner task convert "
-    "limit-mm-per-prompt speculative-config chat-template attention-backend rope-scaling guided-decoding-backend "
-    "reasoning-parser tool-call-parser uvicorn-log-level api-key performance-mode mamba-cache-mode"
-).split()
-INTEGERS = (
-    "max-num-seqs max-num-batched-tokens block-size seed num-gpu-blocks-override "
-    "max-logprobs max-num-partial-prefills long-prefill-token-threshold data-parallel-size "
-    "decode-context-parallel-size max-seq-len-to-capture max-lora-rank max-loras"
-).split()
-FLOATS = "cpu-offload-gb swap-space".split()
-SWITCHES = (
-    "enforce-eager trust-remote-code enable-prefix-caching enable-chunked-prefill disable-log-stats disable-log-requests "
-    "enable-expert-parallel disable-hybrid-kv-cache-manager skip-mm-profiling async-scheduling enable-lora "
-    "disable-custom-all-reduce enable-auto-tool-choice language-model-only"
-).split()
+STRINGS = """
+    tokenizer dtype quantization kv-cache-dtype load-format revision tokenizer-revision code-revision download-dir
+    hf-overrides compilation-config distributed-executor-backend tokenizer-mode config-format runner task convert
+    limit-mm-per-prompt speculative-config chat-template attention-backend rope-scaling guided-decoding-backend
+    reasoning-parser tool-call-parser uvicorn-log-level api-key performance-mode mamba-cache-mode
+"""
+INTEGERS = """
+    max-num-seqs max-num-batched-tokens block-size seed num-gpu-blocks-override max-logprobs max-num-partial-prefills
+    long-prefill-token-threshold data-parallel-size decode-context-parallel-size max-seq-len-to-capture max-lora-rank
+    max-loras
+"""
+FLOATS = "cpu-offload-gb swap-space"
+SWITCHES = """
+    enforce-eager trust-remote-code enable-prefix-caching enable-chunked-prefill disable-log-stats
+    disable-log-requests enable-expert-parallel disable-hybrid-kv-cache-manager skip-mm-profiling async-scheduling
+    enable-lora disable-custom-all-reduce enable-auto-tool-choice language-model-only
+"""
 
 
 def length(text: str) -> int:
@@ -60,13 +60,13 @@ class EngineArgs:
         parser.add_argument("--served-model-name", nargs="+", default=None)
         parser.add_argument("--gpu-memory-utilization", type=float, default=None)
         parser.add_argument("--kv-cache-memory-bytes", type=length, default=None)
-        for name in STRINGS:
+        for name in STRINGS.split():
             parser.add_argument(f"--{name}", default=None)
-        for name in INTEGERS:
+        for name in INTEGERS.split():
             parser.add_argument(f"--{name}", type=int, default=None)
-        for name in FLOATS:
+        for name in FLOATS.split():
             parser.add_argument(f"--{name}", type=float, default=None)
-        for name in SWITCHES:
+        for name in SWITCHES.split():
             parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None)
         parser.add_argument("--skip-tokenizer-init", action="store_true")
         return parser
