@@ -25,7 +25,7 @@ class Owner(StrEnum):
     OURS = "ours"  # a trial whose prober lives
     OURS_LEFT_OVER = "ours_left_over"  # a trial whose prober is dead
     OTHER = "other"
-    HIDDEN = "hidden"  # the driver names a pid that does not exist here: another container, or just gone
+    HIDDEN = "hidden"  # the driver names a pid that shows nothing here: in another container, or just ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,10 @@ def is_running(pid: int, start: str) -> bool:
 
 
 def owner_of(pid: int) -> Owner:
-    """Tell whose a process is. What may not be looked at, or lives in another pid namespace, is another's."""
+    """Tell whose a process is. What may not be looked at, or lives in another pid namespace, is another's.
+
+    A process that is ending has lost its environment before its GPU memory is free: it is hidden, not another's.
+    """
     if not psutil.pid_exists(pid):
         return Owner.HIDDEN
     return _owner_and_trial(pid)[0]
@@ -115,17 +118,17 @@ def _owner_and_trial(pid: int) -> tuple[Owner, str]:
         if process.uids().real != os.getuid() or not _shares_pid_namespace(pid):
             return Owner.OTHER, ""
         environment = process.environ()
+    except (psutil.NoSuchProcess, ProcessLookupError, FileNotFoundError):  # a zombie is a NoSuchProcess, too
+        return Owner.HIDDEN, ""
     except (psutil.Error, OSError):
         return Owner.OTHER, ""
+    if not environment:
+        return Owner.HIDDEN, ""
     trial = environment.get(TRIAL_VARIABLE, "")
     prober, _, start = environment.get(PROBER_VARIABLE, "").partition(":")
     if not trial or not prober.isdigit() or not start:
         return Owner.OTHER, ""
-    return (Owner.OURS if _prober_lives(int(prober), start) else Owner.OURS_LEFT_OVER), trial
-
-
-def _prober_lives(pid: int, start: str) -> bool:
-    return is_running(pid, start)
+    return (Owner.OURS if is_running(int(prober), start) else Owner.OURS_LEFT_OVER), trial
 
 
 def _shares_pid_namespace(pid: int) -> bool:
