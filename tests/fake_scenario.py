@@ -129,8 +129,9 @@ class Scenario:
     total_gib: float = 23.58
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     prefill_tokens_per_second: float | None = None  # None: at once
-    gpu_mib: int = 0  # taken on each rank's fake GPU while its process lives
+    gpu_mib: int = 0  # taken on each rank's made-up GPU (fake_nvml) while its process lives
     gpu_hold_seconds: float = 0.0  # the memory stays this long after the death; negative: for ever
+    gpu_is_listed: bool = True  # False: NVML shows the memory and not the process, as in a container
     decoys: bool = True  # harmless lines that look like failures
     pooling: bool = False  # an embedding model: no completions
     lifetime_seconds: float = 120.0  # no process of the fake lives longer, whatever goes wrong

@@ -10,7 +10,7 @@ from typing import Any
 
 from fake_scenario import FaultKind
 
-from vllm import wording
+from vllm import gpu_memory, wording
 from vllm.launch_config import Launch
 from vllm.processes import Child, fork, obey_signals
 from vllm.speech import Speech, traceback_text
@@ -21,6 +21,8 @@ def play_worker_stage(launch: Launch, stage: str, rank: int, speech: Speech) -> 
     """Play one stage of one rank: its lines, its time, its faults."""
     played = launch.scenario
     if stage == "load":
+        gpu_memory.refuse_if_busy(rank, launch.asked.gpu_memory_utilization)
+        gpu_memory.take(rank)
         speech.info(f"Starting to load model {launch.args.model}...", "gpu_model_runner.py:4978")
     time.sleep(played.stage_seconds.get(stage, 0))
     strike(launch.faults, stage, rank, launch.max_num_seqs, speech, launch.number)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from fake_scenario import Fault, FaultKind
 
+from vllm import gpu_memory
 from vllm.launch_record import record_process, scenario
 
 
@@ -130,6 +131,7 @@ def leave_behind(launch: int, fault: Fault) -> None:
             os._exit(0)
         begin(launch, fault.kind.value)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        gpu_memory.take(0)
         os.write(saying, b"1")
         os.close(saying)
         if fault.kind is FaultKind.CLEAN_ENV_GRANDCHILD:  # the interval timer survives exec and ends it

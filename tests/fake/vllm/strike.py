@@ -80,7 +80,8 @@ def _raise(fault: Fault, stage: str, max_num_seqs: int) -> None:
     if fault.kind is FaultKind.NO_KV_MEMORY:
         raise ValueError(wording.no_kv_memory(played))
     if fault.kind is FaultKind.DEVICE_BUSY:
-        raise ValueError(wording.device_busy(played, 0.9 if played.release < (0, 20, 0) else 0.92))
+        total = played.total_gib
+        raise ValueError(wording.device_busy(played, wording.default_utilization(played), total * 0.3, total))
     if fault.kind is FaultKind.PROFILE_ASSERT:
         raise AssertionError(wording.profile_assert(played))
     if fault.kind is FaultKind.SEQUENCE_SLOTS and max_num_seqs > fault.amount:

@@ -138,14 +138,18 @@ def device_oom(scenario: Scenario, stage: str, max_num_seqs: int) -> tuple[str, 
     )
 
 
-def device_busy(scenario: Scenario, utilization: float) -> str:
+def default_utilization(scenario: Scenario) -> float:
+    """``gpu_memory_utilization`` when nobody says."""
+    return 0.92 if scenario.release >= (0, 20, 0) else 0.9
+
+
+def device_busy(scenario: Scenario, utilization: float, free_gib: float, total_gib: float) -> str:
     """The refusal to start on a device that others use."""
     where = "" if scenario.release < (0, 14, 0) else "cuda:0 "
-    total = scenario.total_gib
     return (
-        f"Free memory on device {where}({total * 0.3:.2f}/{total:.2f} GiB) on startup is less than desired GPU memory "
-        f"utilization ({utilization}, {total * utilization:.2f} GiB). Decrease GPU memory utilization or reduce GPU "
-        "memory used by other processes."
+        f"Free memory on device {where}({free_gib:.2f}/{total_gib:.2f} GiB) on startup is less than desired GPU memory "
+        f"utilization ({utilization}, {total_gib * utilization:.2f} GiB). Decrease GPU memory utilization or reduce "
+        "GPU memory used by other processes."
     )
 
 
