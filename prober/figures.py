@@ -12,12 +12,12 @@ from prober.records import Figures
 
 _LARGEST_BINDS = ("weights_gib", "activation_gib", "non_torch_gib", "cuda_graph_gib", "needed_gib")
 _FIRST_COUNTS = ("vllm_version", "model", "gpu_memory_utilization", "total_gib", "free_gib", "requested_max_model_len")
-_WHOLE = frozenset(
-    field.name for field in fields(Figures) if str(field.type).startswith("int")
-)
+_WHOLE = frozenset(field.name for field in fields(Figures) if str(field.type).startswith("int"))
 # Where a figure is printed in several ways, the first of these that is known is the one.
+_LENGTHS = ("requested_max_model_len", "argument_length", "using_length", "config_length", "concurrency_length")
 _BETTER = {
-    "requested_max_model_len": ("requested_max_model_len", "argument_length", "using_length", "config_length", "concurrency_length"),
+    "requested_max_model_len": _LENGTHS,
+    "estimated_max_len": ("estimated_max_len", "auto_length"),
     "available_gib": ("refused_gib", "auto_available_gib", "available_gib", "used_gib"),
     "gpu_blocks": ("override_blocks", "gpu_blocks", "lone_cpu_blocks"),
 }
@@ -77,6 +77,8 @@ class Ledger:
         values: dict[str, object] = {}
         for field in fields(Figures):
             names = _BETTER.get(field.name, (field.name,))
+            if names is _LENGTHS and "auto_length" in self._found:
+                names = _LENGTHS[:1]  # nobody asked for a length; what is printed further is what vLLM chose
             value = next((self._found[name] for name in names if name in self._found), None)
             if value is not None:
                 values[field.name] = round(value) if field.name in _WHOLE and isinstance(value, float) else value

@@ -130,8 +130,6 @@ _CONFIG = _rules(
     ("block_size", "does not support block size {}"),
     ("block_size", "should be greater than or equal to and divisible by {dcp|cp}_kv_cache_interleave_size"),
     ("block_size", "--block-size={block_size} requires intel_extension_for_pytorch"),
-    ("block_size", "No common block size for "),
-    ("block_size", "Attention block size should be increased to at least"),
     ("block_size", "In Mamba cache align mode, block_size ({block_size}) must be <= max_num_batched_tokens"),
     # engine selection
     ("engine", "VLLM_USE_V1=1 is not supported with"),
@@ -162,6 +160,8 @@ _LAYOUT = _rules(
     ("hybrid", "page size {of the layer |}is not divisible by the maximum page size"),
     ("hybrid", "enable_return_routed_experts requires at least one kv cache group"),
     ("hybrid", "Failed to promote local KV cache specs"),
+    ("block_size", "No common block size for "),
+    ("block_size", "Attention block size should be increased to at least"),
     ("hybrid", "cannot express this model's mixed page sizes"),
 )
 
@@ -191,8 +191,9 @@ _DEVICE_OOM = _rules(
     ("device_oom", "{CUDA|HIP|NPU|XPU|Triton|CUDA driver|HIP driver} {error|Error}{*}: out of memory"),
     ("device_oom", "Error [CUDA]: out of memory"),
     ("device_oom", "{Cuda|CUDA|HIP|Hip} failure {*}'out of memory'"),
-    ("device_oom", "{torch.|torch.cuda.}OutOfMemoryError"),
-    ("device_oom", "OutOfMemoryError("),
+    ("device_oom", "RuntimeError: {CUDA|HIP} out of"),
+    ("device_oom", "{torch.|torch.cuda.|cuda.}OutOfMemoryError"),
+    ("device_oom", "OutOfMemoryError{: |(}"),
     ("device_oom", "CUDA_ERROR_OUT_OF_MEMORY"),
     ("device_oom", "{cudaErrorMemoryAllocation|hipErrorOutOfMemory}"),
     ("device_oom", "{CUBLAS|CUSOLVER}_STATUS_ALLOC_FAILED"),

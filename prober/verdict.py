@@ -33,7 +33,6 @@ _HARMLESS_LEVELS = ("DEBUG", "INFO", "WARNING")
 _WARNING_TEXT = re.compile(r"\b[A-Z]\w{0,40}Warning: ")
 # A request's own trouble reads like one of these, so they count only while the server starts.
 _ONLY_BEFORE_READY = (Outcome.BAD_CONFIG, Outcome.OVER_MODEL_LIMIT, Outcome.TOO_SHORT)
-_SERVED_STAGE_RULES = (Outcome.DEVICE_OOM, Outcome.HOST_OOM, Outcome.CRASH, Outcome.TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +89,7 @@ class Reader:
         self._ledger = Ledger()
         self._progress = Stage.CONFIG
         self._frame: dict[str | None, Stage] = {}
+        self._has_engine = False  # the engine's own start was seen: weights come next
         self._is_ready = False
         self._hits: dict[int, _Hit] = {}
         self._wrapper: _Hit | None = None
@@ -230,7 +230,8 @@ class Reader:
     def _read(self, record: Record, number: int) -> bool:
         """Read one undressed line; say whether it holds a piece of a message that it does not hold whole."""
         text = record.text
-        if self._notice_start(text) or self._is_quoted(text):
+        self._notice_start(text)
+        if self._is_quoted(text):
             return False
         compact = text.replace(" ", "")
         self._notice_progress(record, compact)
@@ -245,8 +246,7 @@ class Reader:
             yield index, rule, match
 
     def _strike(self, index: int, rule: Rule, match: re.Match[str], record: Record, number: int) -> None:
-        level = level_before(record.text, match.start()) or record.level
-        if level in _HARMLESS_LEVELS or _WARNING_TEXT.search(record.text, 0, match.start()):
+        if _is_harmless(record, match.start()):
             return
         if self._is_ready and rule.outcome in _ONLY_BEFORE_READY:
             return
@@ -260,23 +260,30 @@ class Reader:
         evidence = excerpt(record.text, start, end)
         stage = rule.stage or self._where(record.process)
         if rule.outcome is Outcome.DEVICE_OOM and rule.stage is None:
-            stage = _OOM_STAGE.get(stage, stage)
+            stage = self._oom_stage(stage)
         return _Hit(rule, stage, evidence, number, record.process, record.rank)
+
+    def _oom_stage(self, stage: Stage) -> Stage:
+        """Where device memory ran out. A log that does not say never reads as "does not fit at all" (``load``)."""
+        if stage is Stage.COMPILE or (stage is Stage.CONFIG and not self._has_engine):
+            return Stage.PROFILE
+        return Stage.LOAD if stage in (Stage.CONFIG, Stage.DOWNLOAD) else stage
 
     def _where(self, process: str | None) -> Stage:
         if self._is_ready:
             return Stage.SERVE
         return self._frame.get(process) or self._progress
 
-    def _notice_start(self, text: str) -> bool:
+    def _notice_start(self, text: str) -> None:
         """A new server begins in this log: what stood before was another start."""
         is_over = bool(self._hits) or self._is_ready or self._wrapper is not None
+        is_dead = self._wrapper is not None and self._wrapper.rule.name in ("engine_core", "engine_process")
         if is_over and any(template.regex.search(text) for template in SERVER_STARTS):
             self._turn_page()
-        elif self._wrapper is not None and self._wrapper.rule.name in ("engine_core", "engine_process"):
-            if any(template.regex.search(text) for template in ENGINE_STARTS):
+        if any(template.regex.search(text) for template in ENGINE_STARTS):
+            if is_dead:
                 self._turn_page()
-        return False
+            self._has_engine = True
 
     def _turn_page(self) -> None:
         ended = self.verdict()
@@ -314,15 +321,17 @@ class Reader:
         self._wrapper = self._exception = None
 
     def _notice_wrapper(self, record: Record, compact: str, number: int) -> None:
-        level = record.level
-        if level not in _HARMLESS_LEVELS and (match := _EXCEPTION.search(record.text)) and not self._hits:
-            if not self._is_ready and not any(rule.template.search(record.text, compact) for rule in WRAPPERS):
-                self._exception = self._hit(_UNKNOWN, record, match.start(), match.end(), number)
+        """Remember what only says that something failed, and the last exception that nobody knows."""
         for rule in WRAPPERS:
-            if (match := rule.template.search(record.text, compact)) and (level_before(record.text, match.start()) or level) not in _HARMLESS_LEVELS:
-                if self._wrapper is None or (rule.outcome is Outcome.TIMEOUT and self._wrapper.rule.outcome is Outcome.CRASH):
+            match = rule.template.search(record.text, compact)
+            if match and not _is_harmless(record, match.start()):
+                known = self._wrapper
+                if known is None or (known.rule.outcome, rule.outcome) == (Outcome.CRASH, Outcome.TIMEOUT):
                     self._wrapper = self._hit(rule, record, match.start(), match.end(), number)
                 return
+        match = None if self._is_ready or self._hits else _EXCEPTION.search(record.text)
+        if match and not _is_harmless(record, match.start()):
+            self._exception = self._hit(_UNKNOWN, record, match.start(), match.end(), number)
 
 
 def classify(log: bytes) -> Verdict:
@@ -348,13 +357,18 @@ def conclude(reader: Reader, exit_status: int | None) -> Verdict:
 
 
 _UNKNOWN = Rule("exception", Outcome.CRASH, None, Template("Error"))
-_OOM_STAGE = {Stage.CONFIG: Stage.LOAD, Stage.DOWNLOAD: Stage.LOAD, Stage.COMPILE: Stage.PROFILE}
 
 
 def _matches(text: str, compact: str) -> Iterator[tuple[int, Rule, re.Match[str]]]:
     for index, rule in enumerate(RULES):
         if match := rule.template.search(text, compact):
             yield index, rule, match
+
+
+def _is_harmless(record: Record, position: int) -> bool:
+    """vLLM itself says that this is no error."""
+    level = level_before(record.text, position) or record.level
+    return level in _HARMLESS_LEVELS or _WARNING_TEXT.search(record.text, 0, position) is not None
 
 
 def _line_end(block: bytes, position: int) -> int:
