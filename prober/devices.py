@@ -44,6 +44,12 @@ class Gpu:
     nvlink_links: int | None = None  # active ones
     processes: tuple[GpuProcess, ...] | None = None
     is_unified_memory: bool = False
+    is_under_windows: bool = False  # WSL: the desktop holds some of the memory, and no process can be seen
+
+    @property
+    def is_memory_shared(self) -> bool:
+        """Others that NVML does not show hold and move memory all the time, so that its amount alone says little."""
+        return self.is_unified_memory or self.is_under_windows
 
     @property
     def is_idle(self) -> bool:
@@ -51,8 +57,8 @@ class Gpu:
         processes = self.processes or ()
         if any(not one.is_graphics for one in processes):
             return False
-        if self.memory_used_bytes is None or self.is_unified_memory:
-            return True  # the host's memory tells nothing about the GPU
+        if self.memory_used_bytes is None or self.is_memory_shared:
+            return True
         desktop = sum(one.used_bytes or 0 for one in processes)
         allowed = IDLE_BYTES_WITH_RESERVE if self.memory_reserved_bytes is None else IDLE_BYTES
         return self.memory_used_bytes - desktop <= allowed

@@ -171,8 +171,10 @@ def _gpu(gpu: Gpu) -> Finding:
         pids = ",".join(str(one.pid) for one in gpu.processes or () if one.owner is not Owner.HIDDEN)
         look = f"ps -fp {pids}" if pids else "nvidia-smi on the host shows more"
         return Finding(name, State.WARN, f"{what}; held by {neighbours.describe(gpu)}", f"{look}; a probe waits for it")
-    if gpu.is_unified_memory:
-        return Finding(name, State.WARN, f"{what}; memory shared with the host", "keep the host idle while measuring")
+    if gpu.is_memory_shared:
+        sharer = "Windows" if gpu.is_under_windows else "the host"
+        mend = f"keep {sharer} idle while measuring: what it holds lowers the ceiling"
+        return Finding(name, State.WARN, f"{what}; memory shared with {sharer}", mend)
     if gpu.memory_used_bytes is None and gpu.processes is None:
         mend = "make sure yourself that nobody else uses it"
         return Finding(name, State.WARN, f"{what}; the driver tells neither its memory nor its processes", mend)

@@ -129,6 +129,7 @@ def _gpu(handle: Any, index: int) -> Gpu:
         nvlink_links=_nvlink_links(handle),
         processes=_processes(handle),
         is_unified_memory=is_unified,
+        is_under_windows=host.is_wsl(),
     )
 
 

@@ -6,8 +6,8 @@ import hashlib
 import os
 import platform
 import socket
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
 
 import psutil
 
@@ -30,23 +30,26 @@ def cpu_name(root: Path = Path("/")) -> str:
 
 def memory_total_bytes(root: Path = Path("/")) -> int:
     """Return the memory this process may use: the host's, or the control group's limit where that is lower."""
-    limits = [int(psutil.virtual_memory().total)]
-    for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        limits += _number(root / name)
-    return min(limits)
+    limits = [most for group in _groups(root) for most in _limit(group)]
+    return min([int(psutil.virtual_memory().total), *limits])
 
 
 def memory_available_bytes(root: Path = Path("/")) -> int:
     """Return the memory that can be taken without swapping, within the control group's limit."""
-    available = [int(psutil.virtual_memory().available)]
-    for limit, usage, statistics in (
-        ("memory.max", "memory.current", "memory.stat"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-    ):
-        group = root / "sys/fs/cgroup"
-        for most, used in zip(_number(group / limit), _number(group / usage), strict=False):
-            available.append(max(0, most - used + _reclaimable(group / statistics)))
-    return min(available)
+    left = [int(psutil.virtual_memory().available)]
+    for group in _groups(root):
+        for most in _limit(group):
+            used = [*_number(group / "memory.current"), *_number(group / "memory.usage_in_bytes")]
+            left += [max(0, most - count + _reclaimable(group / "memory.stat")) for count in used]
+    return min(left)
+
+
+def is_wsl(root: Path = Path("/")) -> bool:
+    """Tell whether this is Linux under Windows, whose GPU is the desktop's, too, and whose processes stay unseen."""
+    try:
+        return "microsoft" in (root / "proc/sys/kernel/osrelease").read_text(encoding="ascii").lower()
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def is_container(root: Path = Path("/")) -> bool:
@@ -69,6 +72,25 @@ def machine_hash(gpu_uuids: Sequence[str] = (), root: Path = Path("/")) -> str:
     return hashlib.sha256(f"{_SALT}:{identity}".encode()).hexdigest()[:12]
 
 
+def _groups(root: Path) -> Iterator[Path]:
+    """Yield the memory control groups this process is in, innermost first: a batch system limits some level of them."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    mounts = {"": "sys/fs/cgroup", "memory": "sys/fs/cgroup/memory"}  # version 2; version 1
+    paths = [line.split(":", 2) for line in lines if line.count(":") >= 2]
+    paths += [["0", "", "/"], ["0", "memory", "/"]]  # in a container the path may be the host's
+    for _, controllers, path in paths:
+        for controller in {"memory", ""} & set(controllers.split(",")):
+            inner = PurePosixPath(path.lstrip("/"))
+            yield from (root / mounts[controller] / level for level in (inner, *inner.parents))
+
+
+def _limit(group: Path) -> list[int]:
+    return [*_number(group / "memory.max"), *_number(group / "memory.limit_in_bytes")]
+
+
 def _number(path: Path) -> list[int]:
     """Return the file's number, or nothing: no such file, or ``max``."""
     try:
@@ -84,4 +106,5 @@ def _reclaimable(path: Path) -> int:
     except OSError:
         return 0
     pairs = [line.split() for line in lines]
-    return sum(int(value) for name, value in pairs if name == "inactive_file")
+    names = ("inactive_file", "total_inactive_file")  # in version 1 the first is without the inner groups
+    return max((int(value) for name, value in pairs if name in names), default=0)

@@ -18,8 +18,8 @@ from prober.records import NotReady
 
 POLL_SECONDS = 0.5
 TOLERANCE_BYTES = 64 * MIB
-# The host's memory moves by itself; on unified memory smaller differences mean nothing.
-UNIFIED_TOLERANCE_BYTES = 1024 * MIB
+# Memory shared with a host or a desktop moves by itself: smaller differences mean nothing there.
+SHARED_TOLERANCE_BYTES = 1024 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def describe(gpu: Gpu) -> str:
     processes = gpu.processes or ()
     held = ", ".join(_process(one) for one in processes)
     unexplained = _unexplained_bytes(gpu)
-    if unexplained is not None and unexplained > _tolerance(gpu) and not gpu.is_unified_memory:
+    if unexplained is not None and unexplained > _tolerance(gpu) and not gpu.is_memory_shared:
         why = "by no process that can be seen here (a zombie context, or another container)"
         if gpu.processes is None:
             why = "and the driver does not say by whom"
@@ -183,7 +183,7 @@ def _others_bytes(gpu: Gpu) -> int:
 
 
 def _tolerance(gpu: Gpu) -> int:
-    return UNIFIED_TOLERANCE_BYTES if gpu.is_unified_memory else TOLERANCE_BYTES
+    return SHARED_TOLERANCE_BYTES if gpu.is_memory_shared else TOLERANCE_BYTES
 
 
 def _unexplained_bytes(gpu: Gpu) -> int | None:

@@ -91,6 +91,7 @@ def test_without_a_gpu_the_cpu_build_is_ready_and_a_cuda_build_is_not(tmp_path: 
         ),
         (Gpu(0, "u", "L4", 23 * GIB, 2 * GIB, 0, processes=()), "by no process that can be seen", "nvidia-smi"),
         (Gpu(0, "u", "GB10", 120 * GIB, 9 * GIB, None, is_unified_memory=True), "shared with the host", "idle"),
+        (Gpu(0, "u", "RTX", 24 * GIB, 2 * GIB, 0, is_under_windows=True), "shared with Windows", "idle"),
         (Gpu(0, "u", "L4"), "neither its memory nor its processes", "yourself"),
     ],
 )

@@ -92,3 +92,25 @@ def test_a_control_group_limits_the_memory(tmp_path: Path) -> None:
     assert host.memory_total_bytes(tight) == 104857600
     assert host.memory_available_bytes(tight) == 15000000
     assert host.memory_available_bytes(free) > 15000000
+
+
+def test_a_batch_system_limits_the_memory_of_an_outer_group(tmp_path: Path) -> None:
+    for name, controllers, mount, files in (
+        ("v2", "0:", "sys/fs/cgroup", ("memory.max", "memory.current")),
+        ("v1", "4:memory", "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+    ):
+        root = tmp_path / name
+        job = root / mount / "slurm/job_7"
+        (job / "step").mkdir(parents=True)
+        (root / "proc/self").mkdir(parents=True)
+        (root / "proc/self/cgroup").write_text(f"9:cpu,cpuacct:/\n{controllers}:/slurm/job_7/step\n")
+        for file, number in zip(files, (2**30, 2**29), strict=True):
+            (job / file).write_text(f"{number}\n")
+        assert host.memory_total_bytes(root) == 2**30
+        assert host.memory_available_bytes(root) == 2**29
+
+
+def test_linux_under_windows_is_known(tmp_path: Path) -> None:
+    assert host.is_wsl(_host(tmp_path / "w", proc__sys__kernel__osrelease="5.15.153.1-microsoft-standard-WSL2\n"))
+    assert not host.is_wsl(_host(tmp_path / "l", proc__sys__kernel__osrelease="6.1.0-18-amd64\n"))
+    assert not host.is_wsl(tmp_path / "nothing")

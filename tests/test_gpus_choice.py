@@ -155,3 +155,4 @@ def test_a_desktop_does_not_make_a_gpu_busy_and_a_zombie_context_does() -> None:
     assert not Gpu(0, "u", "n", 24 * GIB, 2 * GIB, 300 * MIB, processes=None).is_idle
     assert Gpu(0, "u", "n", 24 * GIB, None, None, processes=None).is_idle
     assert Gpu(0, "u", "n", 120 * GIB, 60 * GIB, None, processes=(), is_unified_memory=True).is_idle
+    assert Gpu(0, "u", "n", 24 * GIB, 2 * GIB, 0, processes=(), is_under_windows=True).is_idle
