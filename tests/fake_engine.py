@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,12 @@ class FakeEngine:
             for role, pid, born in launch.processes
             if _start_time(pid) == born
         )
+
+    def end_all(self) -> None:
+        """Kill whatever of any launch still runs: for the end of a test that leaves something on purpose."""
+        for _, pid in self.alive():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def make_engine(directory: Path, scenario: Scenario, environment: dict[str, str] | None = None) -> FakeEngine:

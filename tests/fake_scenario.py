@@ -124,6 +124,7 @@ class Scenario:
     model_limit: int | None = None  # None: max_position_embeddings of the model's config.json, else 131,072
     default_length: int | None = None  # where a start without --max-model-len begins, when below the limit
     estimate_error: int = 0  # added to the length in the refusal
+    stuck_thrashes: bool = False  # a request without its last block starts over and over instead of waiting
     watermark: float = 0.01  # V0: the share of blocks that a prompt may not touch
     weights_gib: float = 14.99
     total_gib: float = 23.58

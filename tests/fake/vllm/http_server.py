@@ -148,16 +148,16 @@ def metrics(service: Service) -> str:
     played, asked = service.launch.scenario, service.launch.asked
     usage = "kv_cache_usage_perc" if played.release >= (0, 10, 0) else "gpu_cache_usage_perc"
     label = f'{{engine="0",model_name="{service.launch.args.model}"}}'
-    blocks = service.engine.blocks
+    running, waiting, used = service.load()
     return "".join(
         f"# TYPE vllm:{name} gauge\nvllm:{name}{labels} {value}\n"
         for name, labels, value in (
-            ("num_requests_running", label, float(service.running)),
-            ("num_requests_waiting", label, float(service.waiting)),
-            (usage, label, service.used_blocks / max(1, blocks)),
+            ("num_requests_running", label, float(running)),
+            ("num_requests_waiting", label, float(waiting)),
+            (usage, label, used),
             (
                 "cache_config_info",
-                f'{{block_size="{played.page(asked)}",engine="0",num_gpu_blocks="{blocks}"}}',
+                f'{{block_size="{played.page(asked)}",engine="0",num_gpu_blocks="{service.engine.blocks}"}}',
                 1.0,
             ),
         )

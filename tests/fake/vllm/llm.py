@@ -53,6 +53,13 @@ class LLM:
     def _vocabulary(self) -> int:
         return self._service.launch.vocabulary
 
+    def get_metrics(self) -> list[Any]:
+        """What the scheduler counts (V1)."""
+        names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+        return [
+            SimpleNamespace(name=name, value=value) for name, value in zip(names, self._service.load(), strict=True)
+        ]
+
     def generate(self, prompts: Any, sampling_params: SamplingParams | None = None, **_: Any) -> list[Any]:
         """Answer each prompt (``{"prompt_token_ids": [...]}``); a prompt that is too long is a ValueError."""
         asked = prompts if isinstance(prompts, list) else [prompts]

@@ -43,6 +43,13 @@ class Service:
             return self.launch.limit
         return self.engine.length
 
+    def load(self) -> tuple[int, int, float]:
+        """Requests running, requests waiting, and the share of the KV cache in use."""
+        if self.waiting and self.launch.scenario.stuck_thrashes:
+            at_work = time.monotonic() % 1.0
+            return (1, 0, at_work) if at_work > 0.1 else (0, 1, 0.0)
+        return self.running, self.waiting, self.used_blocks / max(1, self.engine.blocks)
+
     def generate(self, prompt: list[int], max_tokens: int) -> list[int]:
         """The answered tokens of one request; raises Refused; may never return."""
         self._admit(prompt, max_tokens)
