@@ -100,6 +100,7 @@ class Asked:
     block_size: int | None = None
     num_gpu_blocks_override: int | None = None
     max_num_seqs: int | None = None
+    is_warm: bool = False  # VLLM_CACHE_ROOT holds what an earlier start compiled
 
     @property
     def world_size(self) -> int:
@@ -118,6 +119,7 @@ class Scenario:
     block_size: int = 16
     bytes_per_token: int = 131_072
     blocks_from: tuple[tuple[int, int], ...] = ()  # (length, blocks) from that length on
+    warm_blocks: int = 0  # added when the compile cache is warm
     launch_jitter: tuple[int, ...] = ()  # added to the blocks of launch 1, 2, …; repeats
     blocks_follow_utilization: bool = False  # kv_blocks is what 0.9 gives; linear
     bytes_follow_flag: bool = True  # --kv-cache-memory-bytes sets the blocks
@@ -172,6 +174,7 @@ class Scenario:
             blocks = asked.kv_cache_memory_bytes // bytes_per_block
         else:
             blocks = max((pair for pair in self.blocks_from if pair[0] <= length), default=(0, self.kv_blocks))[1]
+            blocks += self.warm_blocks if asked.is_warm else 0
             if self.launch_jitter:
                 blocks += self.launch_jitter[(launch - 1) % len(self.launch_jitter)]
             if self.blocks_follow_utilization and asked.gpu_memory_utilization is not None:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -153,13 +152,19 @@ def test_engine_serves_at_the_ceiling(version: str, tmp_path: Path) -> None:
 def test_start_that_never_grants_the_last_block(tmp_path: Path) -> None:
     with started(tmp_path, Scenario(version="0.28.0"), *length_flag(512)) as run:
         run.wait_ready()
-        asking = threading.Thread(target=lambda: pytest.raises(OSError, run.complete, 511, 3.0), daemon=True)
-        asking.start()
-        wait_until(lambda: "vllm:num_requests_waiting" in run.ask("GET", "/metrics")[1], what="metrics")
-        wait_until(lambda: "0.32" not in run.ask("GET", "/metrics")[1] and _gauge(run, "num_requests_waiting") == 1)
-        assert _gauge(run, "num_requests_running") == 0
+        with pytest.raises(TimeoutError):
+            run.complete(511, timeout=0.5)
+        assert (_gauge(run, "num_requests_running"), _gauge(run, "num_requests_waiting")) == (0, 1)
         assert "1.00x" in run.log
-        asking.join()
+
+
+def test_stuck_request_may_start_over_and_over(tmp_path: Path) -> None:
+    with started(tmp_path, Scenario(version="0.28.0", stuck_thrashes=True), *length_flag(512)) as run:
+        run.wait_ready()
+        with pytest.raises(TimeoutError):
+            run.complete(511, timeout=0.3)
+        wait_until(lambda: _gauge(run, "num_requests_running") == 1)
+        wait_until(lambda: _gauge(run, "num_requests_running") == 0)
 
 
 def _gauge(run: Started, name: str) -> float:
@@ -567,6 +572,49 @@ def test_no_process_outlives_the_scenario_s_lifetime(tmp_path: Path) -> None:
     with started(tmp_path, scenario, *length_flag(64)) as run:
         wait_until(lambda: len(run.engine.alive()) == 5, what="front, engine and three grandchildren")
         wait_until(lambda: not run.engine.alive(), what="everything dead")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (FaultKind.CRASH, "NCCL error"),
+        (FaultKind.SEGFAULT, "Worker proc Worker_TP0 died unexpectedly (exit code: -11), shutting down executor."),
+        (FaultKind.DEVICE_OOM, "CUDA out of memory. Tried to allocate"),
+    ],
+)
+def test_worker_ends_while_a_request_runs(kind: FaultKind, text: str, tmp_path: Path) -> None:
+    with started(tmp_path, Scenario(faults=(Fault(kind, "serve"),)), *length_flag(64), "-tp", "2") as run:
+        assert run.wait_ready().complete(63)[0] == 500
+        assert text in run.log
+        assert "EngineCore encountered a fatal error." in run.log
+
+
+def test_slow_stages_show_their_progress(tmp_path: Path) -> None:
+    seconds = {"download": 0.2, "load": 0.2, "capture": 0.1, "profile": 0.1}
+    with started(tmp_path, Scenario(stage_seconds=seconds), *length_flag(64)) as run:
+        run.wait_ready()
+        assert "\rLoading safetensors checkpoint shards:  50%|" in run.log_path.read_bytes().decode()
+
+
+def test_warm_cache_changes_the_blocks(tmp_path: Path) -> None:
+    environment = {"VLLM_CACHE_ROOT": str(tmp_path / "cache")}
+    found = []
+    for _ in range(2):
+        with started(tmp_path, Scenario(warm_blocks=3), *length_flag(64), environment=environment) as run:
+            found.append('num_gpu_blocks="35"' in run.wait_ready().ask("GET", "/metrics")[1])
+    assert found == [False, True]
+
+
+def test_prefix_is_coloured_even_into_a_file(tmp_path: Path) -> None:
+    for version, environment, is_coloured in (
+        ("0.11.0", {"NO_COLOR": "1"}, True),
+        ("0.15.0", {"NO_COLOR": "1"}, False),
+        ("0.16.0", {}, False),
+    ):
+        directory = tmp_path / version
+        with started(directory, Scenario(version=version), *length_flag(64), environment=environment) as run:
+            run.wait_ready()
+            assert ("\x1b[1;36m(EngineCore" in run.log) == is_coloured
 
 
 def test_good_log_holds_decoys(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 from fake_scenario import FaultKind
 
 from vllm import gpu_memory, wording
-from vllm.launch_config import Launch
+from vllm.launch_config import Launch, fill_cache
 from vllm.processes import Child, fork, obey_signals
-from vllm.speech import Speech, traceback_text
+from vllm.speech import STDERR, Speech, traceback_text, write
 from vllm.strike import strike
 
 
@@ -24,7 +24,7 @@ def play_worker_stage(launch: Launch, stage: str, rank: int, speech: Speech) -> 
         gpu_memory.refuse_if_busy(rank, launch.asked.gpu_memory_utilization)
         gpu_memory.take(rank)
         speech.info(f"Starting to load model {launch.args.model}...", "gpu_model_runner.py:4978")
-    time.sleep(played.stage_seconds.get(stage, 0))
+    _spend(stage, played.stage_seconds.get(stage, 0), speech if rank == 0 else None)
     strike(launch.faults, stage, rank, launch.max_num_seqs, speech, launch.number)
     unit = "GB" if played.release < (0, 8, 3) else "GiB"
     if stage == "load":
@@ -36,6 +36,7 @@ def play_worker_stage(launch: Launch, stage: str, rank: int, speech: Speech) -> 
             took = f"Model loading took {weights:.2f} GiB memory and 0.512345 seconds"
         speech.info(took, "gpu_model_runner.py:5088")
     elif stage == "compile" and not launch.args.enforce_eager and played.release >= (0, 6, 5):
+        fill_cache()
         speech.info("Dynamo bytecode transform time: 0.52 s", "backends.py:1151")
     elif stage == "profile" and played.is_v1 and played.release >= (0, 9, 1):
         blocks = played.blocks(abs(launch.length), launch.number, launch.asked)
@@ -43,6 +44,25 @@ def play_worker_stage(launch: Launch, stage: str, rank: int, speech: Speech) -> 
         speech.info(f"Available KV cache memory: {wording.gib(played, amount)} GiB", "gpu_worker.py:772")
     elif stage == "capture" and not launch.args.enforce_eager:
         speech.info("Graph capturing finished in 1 secs, took 0.41 GiB", "gpu_model_runner.py:5400")
+
+
+PROGRESS = {
+    "download": "model-00001-of-00004.safetensors",
+    "load": "Loading safetensors checkpoint shards",
+    "capture": "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE)",
+}
+
+
+def _spend(stage: str, seconds: float, speech: Speech | None) -> None:
+    """Let a stage take its time; where vLLM shows a bar, the bar moves (parts end in a carriage return)."""
+    if not seconds or speech is None or stage not in PROGRESS:
+        time.sleep(seconds)
+        return
+    for step in range(1, 11):
+        time.sleep(seconds / 10)
+        bar = "#" * step + " " * (10 - step)
+        write(STDERR, f"\r{PROGRESS[stage]}: {step * 10:3d}%|{bar}| {step}/10 [00:0{step % 10}<00:01,  1.00it/s]")
+    write(STDERR, "\n")
 
 
 def _worker(launch: Launch, rank: int, line: Child) -> None:
@@ -88,6 +108,9 @@ class Ranks:
         failed = [json.loads(answer)["error"] for answer in answers if answer and "error" in json.loads(answer)]
         if all(answers) and not failed:
             return
+        for worker, answer in zip(self.workers, answers, strict=True):
+            if not answer:
+                self._report_death(worker)
         if stage in ("download", "load"):
             raise Exception(
                 "WorkerProc initialization failed due to an exception in a background process. See stack trace for "
@@ -98,6 +121,15 @@ class Ranks:
                 f"Worker failed with error '{failed[0]}', please check the stack trace above for the root cause"
             )
         raise RuntimeError("cancelled")  # what is left when a worker died without a word
+
+    def _report_death(self, worker: Child) -> None:
+        status = worker.wait()
+        release = self.launch.scenario.release
+        if not self.launch.scenario.is_v1:
+            self.speech.error(f"Worker {worker.role} pid {worker.pid} died, exit code: {status}")
+        elif release >= (0, 8, 5):
+            code = f" (exit code: {status})" if release >= (0, 26, 0) else ""
+            self.speech.error(f"Worker proc {worker.role} died unexpectedly{code}, shutting down executor.")
 
     def end(self) -> None:
         """Kill the workers: the engine is going down."""

@@ -90,13 +90,20 @@ def _engine_process(launch: Launch, line: Child, front: int, closes: tuple[Any, 
         record(launch.number, "refused", error=str(error)[:200])
         sys.exit(1)
     line.say(json.dumps({"blocks": blocks, "length": length}))
-    word = line.hear()
-    if word == "die":
-        fatal = RuntimeError("CUDA error: an illegal memory access was encountered")
-        speech.error(f"EngineCore encountered a fatal error.\n{traceback_text(fatal)}")
-        ranks.end()
-        sys.exit(1)
+    if line.hear() == "die":
+        _die_serving(speech, ranks)
     stay()  # the front end is gone; nothing here looks for that
+
+
+def _die_serving(speech: Speech, ranks: Ranks) -> None:
+    fatal: Exception = RuntimeError("CUDA error: an illegal memory access was encountered")
+    try:
+        ranks.play("serve")
+    except Exception as error:
+        fatal = error
+    speech.error(f"EngineCore encountered a fatal error.\n{traceback_text(fatal)}")
+    ranks.end()
+    sys.exit(1)
 
 
 def _announce(played: Scenario, speech: Speech, error: Exception, front: int) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fake_scenario import Asked, Fault, FaultKind, Scenario
@@ -43,6 +44,18 @@ class Launch:
     def max_num_seqs(self) -> int:
         """As asked for, else vLLM's default."""
         return self.asked.max_num_seqs or 256
+
+
+def _cache_mark() -> Path:
+    root = os.environ.get("VLLM_CACHE_ROOT") or Path.home() / ".cache" / "vllm"
+    return Path(root) / "torch_compile_cache" / "compiled"
+
+
+def fill_cache() -> None:
+    """Leave something compiled in VLLM_CACHE_ROOT, if one is given: the next start there is a warm one."""
+    if "VLLM_CACHE_ROOT" in os.environ:
+        _cache_mark().parent.mkdir(parents=True, exist_ok=True)
+        _cache_mark().touch()
 
 
 def _refuse(subject: str, text: str) -> None:
@@ -89,7 +102,7 @@ def configure(engine_args: EngineArgs, number: int, speech: Speech) -> Launch:
     record(number, "asked", length=args.max_model_len, by_default=args.max_model_len is None, model=args.model)
     config = _read_config(args.model)
     limit = played.limit(_integer(config, "max_position_embeddings", 0))
-    asked = engine_args.asked()
+    asked = replace(engine_args.asked(), is_warm=not args.enforce_eager and _cache_mark().exists())
     length = _resolve_length(args.max_model_len, limit, speech)
     launch = Launch(played, number, args, asked, length, limit, _integer(config, "vocab_size", 1024))
     record(number, "configured", length=length)

@@ -6,13 +6,22 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from fake_scenario import FaultKind
+from fake_scenario import Fault, FaultKind
 
 from vllm import wording
 from vllm.front_end import Engine
 from vllm.launch_config import Launch
 from vllm.processes import stay
 from vllm.speech import Speech
+
+ENGINE_ENDS = (
+    FaultKind.CRASH,
+    FaultKind.RAISES,
+    FaultKind.SEGFAULT,
+    FaultKind.KILLED,
+    FaultKind.EXIT,
+    FaultKind.DEVICE_OOM,
+)
 
 
 class Refused(Exception):
@@ -90,24 +99,26 @@ class Service:
 
     def _play_faults(self, prompt_tokens: int) -> None:
         launch = self.launch
-        if (fault := launch.fault(FaultKind.COMPLETION_HANGS)) and prompt_tokens >= fault.amount:
+        hang = launch.fault(FaultKind.COMPLETION_HANGS) or self._serve_fault(FaultKind.HANG)
+        if hang and prompt_tokens >= hang.amount:
             with self.lock:
                 self.running += 1
             stay()
         if fault := launch.fault(FaultKind.COMPLETION_FAILS):
             raise Refused(500, fault.text or "Internal server error")
-        serving_oom = next((f for f in launch.faults if f.stage == "serve" and f.kind is FaultKind.DEVICE_OOM), None)
-        if serving_oom or launch.fault(FaultKind.DIES_SERVING):
-            if serving_oom:
-                text = ": ".join(wording.device_oom(launch.scenario, "serve", launch.max_num_seqs))
-                self.speech.error(f"EngineCore encountered a fatal error.\n{text}")
-            self.die()
+        if launch.fault(FaultKind.DIES_SERVING) or self._serve_fault(*ENGINE_ENDS):
+            self._die()
             raise Refused(500, "EngineCore encountered an issue. See stack trace (above) for the root cause.")
 
-    def die(self) -> None:
-        """The engine dies; the front end notices."""
+    def _serve_fault(self, *kinds: FaultKind) -> Fault | None:
+        return next((fault for fault in self.launch.faults if fault.stage == "serve" and fault.kind in kinds), None)
+
+    def _die(self) -> None:
+        """The engine dies of its faults; raises what it raises when it lives in this process."""
         self.is_dead = True
         if self.engine.child:
             self.engine.child.say("die")
             self.engine.child.wait()
             self.speech.error(f"Engine core proc {self.engine.child.role} died unexpectedly, shutting down client.")
+        elif self.engine.ranks:
+            self.engine.ranks.play("serve")

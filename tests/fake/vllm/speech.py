@@ -31,9 +31,12 @@ class Speech:
         if not self.name or (stream == STDERR and release >= (0, 31, 0)):
             return ""
         is_worker = "orker" in self.name
-        if not self.scenario.is_v1:
-            return f"({self.name} pid={os.getpid()}) " if is_worker else ""
-        return f"({self.name} pid={os.getpid()}) " if release >= (0, 10, 1) or is_worker else ""
+        if not is_worker and (release < (0, 10, 1) or not self.scenario.is_v1):
+            return ""
+        name = f"({self.name} pid={os.getpid()})"
+        obeys = release >= (0, 12, 0) and "NO_COLOR" in os.environ
+        is_coloured = (0, 10, 1) <= release < (0, 16, 0) and not obeys  # into a pipe, too
+        return f"\x1b[1;36m{name}\x1b[0;0m " if is_coloured else f"{name} "
 
     def _log(self, level: str, place: str, text: str) -> None:
         place = f"[{place}]" if self.scenario.release >= (0, 8, 0) else f"{place}]"
