@@ -31,6 +31,7 @@ _KINDS = {
 def row_of(
     ceiling: Ceiling,
     *,
+    is_directory: bool = False,
     model_revision: str | None = None,
     recommended_max_model_len: int | None = None,
     ceiling_kind: CeilingKind | None = None,
@@ -38,6 +39,7 @@ def row_of(
 ) -> Row:
     """Write a measured ceiling as a row.
 
+    ``is_directory`` says that the model's name is that of a directory here, which the name alone cannot always tell.
     ``model_revision`` is the resolved commit where the combination names none (or a branch). ``ceiling_kind``
     overrides what the status implies: a limit that is neither memory nor the model's.
     """
@@ -51,7 +53,7 @@ def row_of(
         refused.verdict.figures.vllm_version if refused else None,
     )
     return Row(
-        model=public_model(combination.model),
+        model=public_model(combination.model, is_directory),
         model_revision=model_revision or combination.model_revision or None,
         gpu=machine.gpu,
         gpu_memory_mib=machine.gpu_memory_mib,
@@ -103,9 +105,15 @@ def row_of(
     )
 
 
-def public_model(model: str) -> str:
+def public_model(model: str, is_directory: bool = False) -> str:
     """Name the model without a path: a Hub name stays, of a directory the last name is kept."""
-    is_path = model.startswith(("/", "~", ".")) or "\\" in model or model.count("/") > 1 or model.endswith("/")
+    is_path = (
+        is_directory
+        or model.startswith(("/", "~", "."))
+        or "\\" in model
+        or model.count("/") > 1
+        or model.endswith("/")
+    )
     if not is_path:
         return public_text(model) or "unknown"
     last = PureWindowsPath(model).name if "\\" in model else PurePath(model).name

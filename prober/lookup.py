@@ -163,7 +163,7 @@ def _differences(row: Row, question: Question) -> tuple[str, ...] | None:
                 continue
             if known is None or sign * (asked - known) < 0:
                 return None
-            differs.append(f"{name} {known:g} where {asked:g} is asked")
+            differs.append(f"{name} {known} where {asked} is asked")
     if question.vllm_version is not None and question.vllm_version != row.vllm_version:
         differs.append(f"vLLM {row.vllm_version or 'of unknown version'} where {question.vllm_version} is asked")
     return tuple(differs)

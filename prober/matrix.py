@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from prober.records import NotReady, Source, Status, Verify
 from prober.schema import COLUMNS, HEADER, POSITION, SCHEMA_VERSION, Row, to_cells
 
-_CONFLICT_MARKS = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
+CONFLICT_MARKS = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
 _SOURCES = tuple(Source)
 _KEY_CELLS = tuple((POSITION[c.name], c.kind == "integer") for c in COLUMNS if c.is_key)
 _SOURCE_CELL, _URL_CELL, _VERSION_CELL = POSITION["source"], POSITION["source_url"], POSITION["schema_version"]
@@ -114,7 +114,7 @@ def _scan(lines: Iterator[str], name: str) -> Iterator[tuple[Cells, int]]:
 
 
 def _bad_record(cells: Cells, line: int, name: str) -> str:
-    if cells and cells[0].startswith(_CONFLICT_MARKS):
+    if cells and cells[0].startswith(CONFLICT_MARKS):
         return f"{name}, line {line}: a git conflict is left in the file; run `prober merge` on it."
     return f"{name}, line {line}: the row has not as many cells as the header; restore the file from git."
 
@@ -124,7 +124,7 @@ def _order(header: Cells, name: str) -> list[int | None] | None:
     if tuple(header) == HEADER:
         return None
     names = [header[0].removeprefix("\ufeff"), *header[1:]] if header else []  # a spreadsheet adds the mark
-    if names and names[0].startswith(_CONFLICT_MARKS):
+    if names and names[0].startswith(CONFLICT_MARKS):
         raise ForeignMatrix(f"{name}: a git conflict is left in the file; run `prober merge` on it.")
     if not set(names) >= _REQUIRED or len(set(names)) != len(names):
         raise ForeignMatrix(

@@ -25,6 +25,9 @@ _UNIT = r"(?:[KMGT]i?[Bb]|bytes|B)\b"
 _HOLE = re.compile(r"\{([^{}]*)\}")
 _GIB_OF_UNIT = {"K": 1 / 2**20, "M": 1 / 2**10, "G": 1.0, "T": 2.0**10}
 _FRAGMENT_LENGTH = 12
+_SHORTEST_FRAGMENT = 7
+# Characters that few places in a log begin a piece with, rarest first (counted in start-up and serving logs).
+_RARE = "xMVLCBW`UTKGHXZQYz#j'vkwbEq=>SAD)FRNP(fu_-y"
 _FRAGMENT_DISTANCE = 24  # further apart than a fragment is long: one break of a wrapped line spoils only one of them
 
 
@@ -51,18 +54,30 @@ class Template:
         return max((literal.replace(" ", "") for literal in self.literals), key=len, default="")
 
     def fragments(self, count: int) -> tuple[str, ...]:
-        """At most ``count`` short pieces, far enough apart that a hard line break spoils only one of them."""
+        """At most ``count`` short pieces, far enough apart that a hard line break spoils only one of them.
+
+        Each begins with a character that is rare in logs where it can: a scan for pieces is as fast as their first
+        characters are rare.
+        """
         pieces: list[str] = []
         for literal in sorted(self.literals, key=len, reverse=True):
             body = literal.strip()
-            starts = [0, *(i for i in range(_FRAGMENT_DISTANCE, len(body) - _FRAGMENT_LENGTH, _FRAGMENT_DISTANCE))]
-            pieces += [body[i : i + _FRAGMENT_LENGTH].strip() for i in starts]
-        useful = [piece for piece in pieces if len(piece) >= 6] or pieces
+            for start in range(0, max(1, len(body) - _SHORTEST_FRAGMENT), _FRAGMENT_DISTANCE):
+                last = max(start, min(len(body), start + _FRAGMENT_DISTANCE) - _SHORTEST_FRAGMENT)
+                place = min(range(start, last + 1), key=lambda place: (_commonness(body[place]), place))
+                pieces.append(body[place : place + _FRAGMENT_LENGTH].rstrip())
+        pieces.sort(key=lambda piece: _commonness(piece[0]) == len(_RARE))
+        useful = [piece for piece in pieces if len(piece) >= _SHORTEST_FRAGMENT] or pieces
         return tuple(dict.fromkeys(useful))[:count]
 
     def search(self, text: str, compact: str) -> re.Match[str] | None:
         """Find the message in ``text``; ``compact`` is the same text without blanks (computed once by the caller)."""
         return self.regex.search(text) if self.core in compact else None
+
+
+def _commonness(character: str) -> int:
+    place = _RARE.find(character)
+    return len(_RARE) if place < 0 else place
 
 
 def number(text: str) -> float:

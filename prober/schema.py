@@ -43,7 +43,11 @@ class Row:
     """One combination on one machine. ``None`` is unknown; an empty string is not a value any column takes."""
 
     model: str = column("Hub name of the model; for a local directory its last name only", key=True)
-    model_revision: str | None = column("Commit of the model on the Hub", key=True, default=None)
+    model_revision: str | None = column(
+        "Commit of the model on the Hub; of a local directory config- and a hash of its config.json",
+        key=True,
+        default=None,
+    )
     gpu: str = column("Name of one device as the driver says it; with the CPU engine the CPU's name", key=True)
     gpu_memory_mib: int | None = column("Memory of one device", "MiB", key=True, default=None)
     gpu_count: int | None = column("Devices used: tensor times pipeline parallel size", key=True, default=None)
@@ -70,7 +74,7 @@ class Row:
     status: Status | None = column("How the search ended", default=None)
     ceiling_kind: CeilingKind | None = column("What limits the length", default=None)
     max_model_len: int | None = column(
-        "The proven ceiling: a request of this full length was answered, and nothing longer can be",
+        "A request of this full length was answered, and nothing longer can be (status at_least: was not tried)",
         "tokens",
         default=None,
     )

@@ -60,7 +60,7 @@ def _proven(row: Row) -> int:
 def _words(row: Row) -> list[str]:
     """The row's flags after the model's name, in a fixed order; further flags in the user's order at the end."""
     settings = [
-        ("--revision", row.model_revision),
+        ("--revision", None if (row.model_revision or "").startswith("config-") else row.model_revision),
         ("--max-model-len", _proven(row)),
         ("--tensor-parallel-size", row.tensor_parallel_size),
         ("--pipeline-parallel-size", row.pipeline_parallel_size if row.pipeline_parallel_size != 1 else None),

@@ -98,6 +98,7 @@ class Store:
         """
         row = row_of(
             ceiling,
+            is_directory=Path(ceiling.combination.model).is_dir(),
             model_revision=model_revision,
             recommended_max_model_len=recommended_max_model_len,
             ceiling_kind=ceiling_kind,

@@ -1,0 +1,42 @@
+"""Which model this is, as far as the files at hand tell: the commit on the Hub, or a hash of a local configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+
+def revision_of(model: str, asked: str | None = None) -> str | None:
+    """Return what pins the model: ``config-`` and a hash for a directory, else the cached Hub commit; None: unknown.
+
+    The Hub is not asked: until vLLM has downloaded a model, its commit is unknown.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return _config_hash(folder / "config.json")
+    reference = _hub_cache() / f"models--{model.replace('/', '--')}" / "refs" / (asked or "main")
+    try:
+        return reference.read_text(encoding="utf-8").strip() or None
+    except (OSError, ValueError):
+        return asked
+
+
+def is_directory(model: str) -> bool:
+    return Path(model).expanduser().is_dir()
+
+
+def _config_hash(path: Path) -> str | None:
+    try:
+        return f"config-{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
+    except OSError:
+        return None
+
+
+def _hub_cache() -> Path:
+    """Where huggingface_hub keeps models (its environment variables, in its order)."""
+    if cache := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(cache)
+    if home := os.environ.get("HF_HOME"):
+        return Path(home) / "hub"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "hub"

@@ -1,0 +1,64 @@
+"""The command line: arguments become values, one call answers; its text goes to stdout, its kind to the exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from prober import __version__
+from prober.cli_probe import probe
+from prober.records import ProberError
+
+INTERRUPTED, TERMINATED = 130, 143
+
+
+class Terminated(BaseException):
+    """SIGTERM: end like Ctrl-C, so that the running trial ends first."""
+
+
+def main() -> NoReturn:
+    """Run the command and exit: 0 answered, 1 no answer, 2 usage, 3 the machine is not ready."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        sys.exit(commands.main(standalone_mode=False) or 0)
+    except ProberError as error:
+        click.echo(f"prober: {error}", err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        _say_how_to_go_on()
+        sys.exit(INTERRUPTED)
+    except Terminated:
+        _say_how_to_go_on()
+        sys.exit(TERMINATED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(0)
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise Terminated
+
+
+def _say_how_to_go_on() -> None:
+    click.echo("prober: stopped; the trials that had ended are kept. The same command goes on from them.", err=True)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="prober")
+def commands() -> None:
+    """Find and prove the longest max_model_len that vLLM serves on this machine.
+
+    vLLM runs in a process of its own for each length that is tried; the answer is proven by a request of full length
+    and kept in a table that others can look up.
+    """
+
+
+commands.add_command(probe)

@@ -1,0 +1,223 @@
+"""Measure one combination: search × trial × record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from prober import __version__
+from prober.ceiling_row import public_model
+from prober.observe import observe
+from prober.public_text import public_flags
+from prober.records import Bracket, Ceiling, Combination, Machine, Outcome, Stage, Trial, Verdict, Verify
+from prober.schema import Row
+from prober.search import LOWEST, Done, Space, Try, narrow
+from prober.store import Store
+
+TRIALS_LAST = timedelta(days=7)  # an older trial only hints: drivers, caches and files change unseen
+SEQUENCES_FLAG = "--max-num-seqs"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to measure, and how hard to prove it. ``pinned``: what identifies the model's files, if known."""
+
+    combination: Combination
+    machine: Machine
+    verify: Verify = Verify.FULL
+    low: int = LOWEST
+    high: int | None = None
+    is_fresh: bool = False  # recorded trials only hint
+    pinned: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a launch showed; memory in MiB that did not come back to the devices afterwards, None: not told."""
+
+    verdict: Verdict
+    exit_status: int | None = None
+    leaked_mib: int | None = None
+
+
+Report = Callable[[Stage, float], None]
+# Launch the combination once: length (None: the model's limit), trial id, where to report stage and age.
+Launcher = Callable[[Combination, int | None, str, Report], Shown]
+
+
+class Listener(Protocol):
+    """Who wants to see how it goes."""
+
+    def resumed(self, trials: Sequence[Trial]) -> None: ...
+    def launching(self, step: Try, launch: int, bracket: Bracket) -> None: ...
+    def running(self, stage: Stage, age_seconds: float) -> None: ...
+    def finished(self, trial: Trial) -> None: ...
+
+
+class Lowered(Exception):  # not an error: the same search on another axis
+    """vLLM allows fewer sequences than were asked for."""
+
+    def __init__(self, sequences: int) -> None:
+        super().__init__(sequences)
+        self.sequences = sequences
+
+
+def measure(task: Task, store: Store, launch: Launcher, listener: Listener) -> Ceiling:
+    """Find and prove the ceiling, recording every trial as it ends; the answer is the caller's to record.
+
+    Trials of the same combination on the same machine in the same state are not repeated. Raises NotReady when the
+    machine or the results folder does not let us measure; what was recorded stays.
+    """
+    store.check_writable()
+    began = time.monotonic()
+    launched: list[Trial] = []
+    while True:
+        search = _Search(task, store, launch, listener, launched)
+        try:
+            done = search.run()
+        except Lowered as lowered:
+            task = replace(task, combination=with_sequences(task.combination, lowered.sequences))
+            continue
+        return Ceiling(
+            combination=task.combination,
+            machine=task.machine,
+            status=done.status,
+            bracket=done.bracket,
+            verify=task.verify,
+            why=done.why,
+            trials=tuple(search.trials),
+            seconds=time.monotonic() - began if launched else sum(t.seconds for t in search.trials),
+            launches=len(launched) or len(search.trials),
+            measured_at=search.trials[-1].started_at if not launched else _now().isoformat(timespec="seconds"),
+        )
+
+
+class _Search:
+    """One search under way."""
+
+    def __init__(
+        self, task: Task, store: Store, launch: Launcher, listener: Listener, launched: list[Trial]
+    ) -> None:
+        self.task, self.store, self.launch, self.listener = task, store, launch, listener
+        self.launched = launched
+        self.combination_key = combination_key(task.combination, task.pinned)
+        self.state_key = state_key(task.machine)
+        since = _now() if task.is_fresh else _now() - TRIALS_LAST
+        own = [t.id for t in launched]
+        self.trials = [t for t in store.trials() if self._is_same(t) and (_when(t) >= since or t.id in own)]
+        rows = store.rows()
+        self.space = Space(task.low, task.high, hints=known_lengths(rows, task.combination, task.machine))
+
+    def _is_same(self, trial: Trial) -> bool:
+        return (trial.combination_key, trial.state_key) == (self.combination_key, self.state_key)
+
+    def run(self) -> Done:
+        if self.trials:
+            self.listener.resumed(self.trials)
+        while True:
+            observations = [o for t in self.trials if (o := observe(t, self.task.verify)) is not None]
+            step = narrow(observations, self.space)
+            if isinstance(step, Done):
+                return step
+            bracket = bracket_of(self.trials, self.task.verify)
+            self.listener.launching(step, len(self.launched) + 1, bracket)
+            self._try(step.length)
+
+    def _try(self, length: int | None) -> None:
+        tag, started, began = _trial_id(), _now(), time.monotonic()
+        shown = self.launch(self.task.combination, length, tag, self.listener.running)
+        figures = shown.verdict.figures
+        trial = Trial(
+            id=tag,
+            combination_key=self.combination_key,
+            state_key=self.state_key,
+            length=figures.requested_max_model_len if length is None else length,
+            is_default_length=length is None,
+            verify=self.task.verify,
+            verdict=shown.verdict,
+            seconds=round(time.monotonic() - began, 2),
+            started_at=started.isoformat(timespec="seconds"),
+            exit_status=shown.exit_status,
+            leaked_mib=shown.leaked_mib,
+            prober_version=__version__,
+        )
+        self.store.append(trial)
+        self.trials.append(trial)
+        self.launched.append(trial)
+        self.listener.finished(trial)
+        if shown.verdict.outcome is Outcome.SEQUENCE_SLOTS and figures.sequence_slots:
+            raise Lowered(figures.sequence_slots)
+
+
+def bracket_of(trials: Iterable[Trial], verify: Verify) -> Bracket:
+    """What the trials so far prove, for display; the answer is the search's."""
+    seen = [o for t in trials if (o := observe(t, verify)) is not None and o.length is not None]
+    serves = max((o.length for o in seen if o.reading == "serves" and o.length), default=None)
+    refused = min((o.length for o in seen if o.reading == "too_long" and o.length), default=None)
+    return Bracket(serves, refused)
+
+
+def known_lengths(rows: Iterable[Row], combination: Combination, machine: Machine) -> tuple[int, ...]:
+    """Ceilings of the same model on the same devices, the most alike first. They only hint."""
+    name = public_model(combination.model)
+    alike: list[tuple[int, str, int]] = []
+    for row in rows:
+        length = row.max_model_len or row.starts_max_model_len
+        is_same_device = (row.gpu, row.gpu_memory_mib) == (machine.gpu, machine.gpu_memory_mib)
+        is_same_split = row.tensor_parallel_size == combination.tensor_parallel_size
+        if length and row.model == name and is_same_device and is_same_split:
+            alike.append((_likeness(row, combination, machine), row.measured_at or "", length))
+    best = max((likeness for likeness, _, _ in alike), default=0)
+    newest_first = sorted((when, length) for likeness, when, length in alike if likeness == best)[::-1]
+    return tuple(dict.fromkeys(length for _, length in newest_first))[:2]
+
+
+def _likeness(row: Row, combination: Combination, machine: Machine) -> int:
+    same = (
+        row.machine == machine.machine,
+        row.vllm_version == machine.vllm_version,
+        row.gpu_memory_utilization == combination.gpu_memory_utilization,
+        row.kv_cache_dtype == combination.kv_cache_dtype,
+        row.entrypoint == combination.entrypoint,
+        (row.other_flags or "") == public_flags(combination.other_flags),
+    )
+    return sum(same)
+
+
+def with_sequences(combination: Combination, sequences: int) -> Combination:
+    """The same combination with ``--max-num-seqs`` set anew."""
+    flags = list(combination.other_flags)
+    if SEQUENCES_FLAG in flags:
+        at = flags.index(SEQUENCES_FLAG)
+        del flags[at : at + 2]
+    return replace(combination, other_flags=(*flags, SEQUENCES_FLAG, str(sequences)))
+
+
+def combination_key(combination: Combination, pinned: str | None) -> str:
+    return _hash({**asdict(combination), "pinned": pinned})
+
+
+def state_key(machine: Machine) -> str:
+    return _hash(asdict(machine))
+
+
+def _hash(facts: object) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _trial_id() -> str:
+    return f"{_now():%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+
+
+def _when(trial: Trial) -> datetime:
+    return datetime.fromisoformat(trial.started_at)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

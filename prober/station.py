@@ -1,0 +1,108 @@
+"""Where trials run: the leased GPUs, idle before each trial and given back after it; or the CPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from prober import gpus, neighbours
+from prober.ceiling_row import public_model
+from prober.controller import Report, Shown
+from prober.devices import MIB, Gpu, visible_setting
+from prober.engine import Engine
+from prober.leases import choose_and_lease
+from prober.patience import Limits
+from prober.public_text import public_text
+from prober.records import Combination, Machine, Verdict, Verify
+from prober.scrub import Scrubber
+from prober.store import Store
+from prober.trial import Setting, attempt, log_path
+
+IDLE_SECONDS = 600.0  # to wait for a neighbour, unless told otherwise
+RETURN_SECONDS = 60.0  # to wait for a trial's own memory
+
+
+@dataclass(slots=True)
+class Station:
+    """One machine's devices, held for one search."""
+
+    engine: Engine
+    machine: Machine
+    chosen: tuple[Gpu, ...] = ()  # empty: the CPU
+    say: Callable[[str], None] = lambda _: None  # whom we wait for
+    idle_seconds: float = IDLE_SECONDS
+    baseline: neighbours.Baseline = field(default_factory=neighbours.Baseline)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return visible_setting(self.chosen) if self.chosen else {"CUDA_VISIBLE_DEVICES": ""}
+
+    def wait_until_idle(self) -> None:
+        """Return when every GPU is at its baseline. Raises NotReady, naming who holds it, when that takes too long."""
+        if self.chosen:
+            uuids = [gpu.uuid for gpu in self.chosen]
+            earlier = self.baseline if self.baseline.used_bytes else None
+            self.baseline = neighbours.wait_until_idle(
+                _everything, uuids, earlier, limit_seconds=self.idle_seconds, report=self.say
+            )
+
+    def leaked_mib(self) -> int | None:
+        """Wait for the trial's memory to come back; return what did not, in MiB on all GPUs. None: the CPU."""
+        if not self.chosen:
+            return None
+        left = neighbours.wait_for_return(_everything, self.baseline, limit_seconds=RETURN_SECONDS, report=self.say)
+        return sum(left.values()) // MIB if left else None
+
+
+def _everything() -> gpus.Inventory:
+    return gpus.inventory(None)
+
+
+@contextmanager
+def hold(
+    engine: Engine, device: str, count: int, wanted: list[str] | None, say: Callable[[str], None], idle_seconds: float
+) -> Iterator[Station]:
+    """Lease ``count`` GPUs of one type, or take the CPU where ``device`` says so. Errors: see `devices.choose`."""
+    here = gpus.inventory()
+    versions = {"vllm_version": engine.vllm_version, "torch_version": engine.torch_version}
+    if device == "cpu" or (device == "auto" and (engine.is_cpu_build or not here.gpus)):
+        yield Station(engine, gpus.machine("cpu", (), here, **versions), say=say)
+        return
+    with choose_and_lease(here, count, wanted) as lease:
+        machine = gpus.machine("cuda", lease.gpus, here, **versions)
+        yield Station(engine, machine, tuple(lease.gpus), say, idle_seconds)
+
+
+@contextmanager
+def launcher(
+    station: Station, store: Store, verify: Verify, limits: Limits
+) -> Iterator[Callable[[Combination, int | None, str, Report], Shown]]:
+    """Yield what launches one trial there and keeps its log, scrubbed. The private folder goes when the search ends."""
+    folder = Path(tempfile.mkdtemp(prefix="prober-"))
+    try:
+
+        def launch(combination: Combination, length: int | None, tag: str, report: Report) -> Shown:
+            station.wait_until_idle()
+            scrubber = Scrubber(os.environ)
+            setting = Setting(station.engine, combination, verify, limits, folder, station.environment)
+            try:
+                verdict, exit_status = attempt(setting, length, tag, report)
+            finally:
+                scrubber.move(log_path(setting, tag), store.log_path(tag))
+            return Shown(published(verdict, scrubber), exit_status, station.leaked_mib())
+
+        yield launch
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def published(verdict: Verdict, scrubber: Scrubber) -> Verdict:
+    """The verdict as it may be kept and shared: no secret, no path."""
+    model = verdict.figures.model
+    figures = replace(verdict.figures, model=None if model is None else public_model(model))
+    return replace(verdict, evidence=public_text(scrubber.text(verdict.evidence)), figures=figures)

@@ -1,0 +1,162 @@
+"""One answer in words: for the person at the terminal, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from prober.records import Ceiling, Combination, CompileState, Entrypoint, Outcome, Status, Trial, Verify
+from prober.schema import Row
+from prober.serve_flags import flags
+
+HEADLINES = {
+    Status.EXACT: "proven ceiling",
+    Status.MODEL_LIMIT: "the model's own limit fits",
+    Status.AT_LEAST: "serves at the longest length asked for; longer was not tried",
+    Status.DOES_NOT_FIT: "does not fit",
+    Status.UNSTABLE: "unstable: trials contradict each other",
+    Status.INCONCLUSIVE: "no answer: could not tell",
+    Status.BAD_CONFIG: "no length can work",
+}
+PROOFS = {
+    Verify.FULL: "a request of exactly that length was answered",
+    Verify.SHORT: "it starts and answers a short request; a full one was not sent (--verify full)",
+    Verify.NONE: "it starts; nothing was asked (--verify full)",
+}
+
+
+def render(ceiling: Ceiling, row: Row) -> str:
+    """The answer on several lines, without a trailing newline."""
+    lines = [title(ceiling), "", *(f"  {name:<15}{value}" for name, value in _facts(ceiling, row)), ""]
+    if row.max_model_len is not None:
+        lines += ["Serve it with:", f"  {command(ceiling, row)}"]
+    else:
+        lines += [_next_step(ceiling)]
+    return "\n".join(lines)
+
+
+def title(ceiling: Ceiling) -> str:
+    return f"{describe(ceiling.combination)} on {ceiling.machine.gpu}, vLLM {ceiling.machine.vllm_version}"
+
+
+def describe(combination: Combination) -> str:
+    """A combination on one line."""
+    parts = [combination.model, f"TP {combination.tensor_parallel_size}"]
+    if combination.pipeline_parallel_size > 1:
+        parts.append(f"PP {combination.pipeline_parallel_size}")
+    if combination.gpu_memory_utilization is not None:
+        parts.append(f"utilization {combination.gpu_memory_utilization:g}")
+    for value in (combination.dtype, combination.quantization):
+        if value:
+            parts.append(value)
+    if combination.kv_cache_dtype:
+        parts.append(f"KV {combination.kv_cache_dtype}")
+    if combination.entrypoint is Entrypoint.LLM:
+        parts.append("vllm.LLM")
+    if combination.compile_state is not CompileState.COLD:
+        parts.append(combination.compile_state)
+    return ", ".join(parts)
+
+
+def _facts(ceiling: Ceiling, row: Row) -> list[tuple[str, str]]:
+    facts = [("answer", HEADLINES[ceiling.status])]
+    if ceiling.bracket.serves is not None:
+        name = "max_model_len" if row.max_model_len is not None else "longest"
+        facts.append((name, f"{ceiling.bracket.serves:,}  ({PROOFS[ceiling.verify]})"))
+    if ceiling.bracket.refused is not None:
+        facts.append(("refused", f"{ceiling.bracket.refused:,}  ({_why_refused(ceiling)})"))
+    facts.append(("because", _because(ceiling)))
+    if row.num_gpu_blocks and row.block_size:
+        tokens = row.num_gpu_blocks * row.block_size
+        facts.append(("KV cache", f"{row.num_gpu_blocks:,} blocks of {row.block_size} = {tokens:,} tokens"))
+    if row.starts_max_model_len and row.starts_max_model_len != ceiling.bracket.serves:
+        facts.append(("starts at", f"{row.starts_max_model_len:,}  (but a full-length request is never answered)"))
+    if row.estimated_max_model_len:
+        facts.append(("vLLM's guess", f"{row.estimated_max_model_len:,}"))
+    launches = "1 launch" if ceiling.launches == 1 else f"{ceiling.launches} launches"
+    facts.append(("took", f"{launches}, {duration(ceiling.seconds)}"))
+    return facts
+
+
+def _because(ceiling: Ceiling) -> str:
+    kind = {Status.EXACT: "memory: ", Status.DOES_NOT_FIT: "memory: ", Status.MODEL_LIMIT: "the model: "}
+    why = kind.get(ceiling.status, "") + ceiling.why
+    if ceiling.status in (Status.BAD_CONFIG, Status.DOES_NOT_FIT, Status.INCONCLUSIVE) and (last := _telling(ceiling)):
+        why += f"; vLLM said: {last.verdict.evidence}" if last.verdict.evidence else f"; {last.verdict.outcome}"
+    return why
+
+
+def _telling(ceiling: Ceiling) -> Trial | None:
+    return next((t for t in reversed(ceiling.trials) if t.verdict.outcome is not Outcome.FITS), None)
+
+
+def _why_refused(ceiling: Ceiling) -> str:
+    trial = next((t for t in reversed(ceiling.trials) if t.length == ceiling.bracket.refused), None)
+    if trial is None:
+        return "refused"
+    return f"{trial.verdict.outcome}: {shorten(trial.verdict.evidence)}"
+
+
+def _next_step(ceiling: Ceiling) -> str:
+    match ceiling.status:
+        case Status.BAD_CONFIG:
+            return "Mend the configuration, then run the same command again."
+        case Status.DOES_NOT_FIT:
+            return "Try more GPUs (--tp), a quantized checkpoint, or a higher --gpu-memory-utilization."
+        case Status.EXACT | Status.MODEL_LIMIT | Status.AT_LEAST:
+            return "Not proven to serve: run again with --verify full."
+    logs = ", ".join(f"results/logs/{t.id}.log" for t in ceiling.trials[-2:])
+    return f"Run the same command again to go on from here (--fresh starts anew); the last logs: {logs}"
+
+
+def command(ceiling: Ceiling, row: Row) -> str:
+    """The shell command that serves this, with the user's own paths, which the row does not keep."""
+    combination = ceiling.combination
+    own = replace(
+        row,
+        model=combination.model,
+        model_revision=combination.model_revision,
+        other_flags=shlex.join(combination.other_flags) or None,
+    )
+    return f"vllm serve {flags(own)}"
+
+
+def to_json(answers: Sequence[tuple[Ceiling, Row]]) -> str:
+    """A list with one object a combination."""
+    return json.dumps([_values(ceiling, row) for ceiling, row in answers], indent=2)
+
+
+def _values(ceiling: Ceiling, row: Row) -> dict[str, Any]:
+    return {
+        "model": ceiling.combination.model,
+        "status": ceiling.status,
+        "max_model_len": row.max_model_len,
+        "bracket": asdict(ceiling.bracket),
+        "why": ceiling.why,
+        "command": command(ceiling, row) if row.max_model_len is not None else None,
+        "launches": ceiling.launches,
+        "seconds": round(ceiling.seconds, 1),
+        "trials": [
+            {"id": t.id, "length": t.length, "outcome": t.verdict.outcome, "evidence": t.verdict.evidence}
+            for t in ceiling.trials
+        ],
+        "row": {name: value for name, value in asdict(row).items() if value is not None},
+    }
+
+
+def duration(seconds: float) -> str:
+    """12 s, 3 min 20 s, 1 h 02 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def shorten(text: str, width: int = 160) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 1] + "…"
