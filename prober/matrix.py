@@ -106,6 +106,8 @@ def _scan(lines: Iterator[str], name: str) -> Iterator[tuple[Cells, int]]:
                 if not cells:
                     continue
                 raise ForeignMatrix(_bad_record(cells, reader.line_num, name))
+            if cells == header:  # a union merge in git can leave a second one
+                continue
             ours = cells if order is None else [cells[i] if i is not None else "" for i in order]
             _refuse_newer(ours[_VERSION_CELL], name)
             yield ours, reader.line_num
