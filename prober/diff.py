@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from prober.matrix import row_key
 from prober.naming import version_order
+from prober.public_text import printable
 from prober.records import Source, Status
 from prober.schema import KEY, Row, to_values
 
@@ -125,7 +126,7 @@ def render_diff(difference: Diff) -> str:
     """Write the differences for the terminal, one a line."""
     if not difference.changes:
         return f"No difference in {difference.alike} rows.\n"
-    lines = [f"{change.kind:<9}  {'  '.join(_cells(change))}" for change in difference.changes]
+    lines = [f"{change.kind:<9}  {'  '.join(map(printable, _cells(change)))}" for change in difference.changes]
     return "\n".join([*lines, f"{difference.alike} rows are alike."]) + "\n"
 
 
@@ -167,7 +168,7 @@ def _length(row: Row) -> str:
 
 
 def _escaped(text: str) -> str:
-    plain = "".join(c if c.isprintable() else " " for c in text)
+    plain = printable(text)
     for mark in ("\\", "|", "`", "*", "[", "]"):
         plain = plain.replace(mark, "\\" + mark)
     return plain.replace("<", "&lt;")

@@ -8,8 +8,9 @@ load); else reports. Never another type of GPU. No pandas on this path: an answe
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 
 from prober.answers import Answer, Grade, Hit, Question
@@ -27,7 +28,9 @@ __all__ = [
 
 _SAME = ("dtype", "quantization", "kv_cache_dtype", "entrypoint", "compile_state")
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
-_GROUP = tuple(POSITION[name] for name in KEY if name != "machine")
+_combination = itemgetter(*(POSITION[name] for name in KEY if name != "machine"))
+_PROVEN, _STARTS, _STATUS = POSITION["max_model_len"], POSITION["starts_max_model_len"], POSITION["status"]
+_SOURCE, _SOURCE_URL, _MACHINE = POSITION["source"], POSITION["source_url"], POSITION["machine"]
 _DEFAULT_UTILIZATION_CHANGED = (0, 20)  # vLLM 0.20.0: 0.92, before 0.90
 
 
@@ -53,14 +56,17 @@ def _answer(records: Iterable[Cells], question: Question, now: datetime) -> Answ
     model_cell, version_cell = POSITION["model"], POSITION["vllm_version"]
     models: set[str] = set()
     versions: set[str] = set()
-    candidates = []
-    for cells in records:
-        models.add(cells[model_cell])
-        versions.add(cells[version_cell])
-        if is_candidate(cells):
-            candidates.append(cells)
+
+    def candidates() -> Iterator[Cells]:
+        for cells in records:
+            models.add(cells[model_cell])
+            versions.add(cells[version_cell])
+            if is_candidate(cells):
+                yield cells
+
+    groups = _grouped(candidates())
     reference = question.vllm_version or max((unguard(v) for v in versions if v), key=version_order, default=None)
-    hits = _rank(_hits(candidates, question, reference, now), question)
+    hits = _rank(_hits(groups, question, reference, now), question)
     near: tuple[str, ...] = ()
     if not hits and question.model:
         known = {unguard(model) for model in models}
@@ -72,7 +78,6 @@ def _filter(question: Question) -> Callable[[Cells], bool]:
     """Build the coarse test that most records fail, on the cells as they are: it decides how long an answer takes."""
     model_cell, gpu_cell = POSITION["model"], POSITION["gpu"]
     sizes = [(POSITION[name], str(getattr(question, name))) for name in _SIZES if getattr(question, name) is not None]
-    lengths = (POSITION["max_model_len"], POSITION["starts_max_model_len"])
     models: dict[str, bool] = {}
     gpus: dict[str, bool] = {}
 
@@ -88,39 +93,61 @@ def _filter(question: Question) -> Callable[[Cells], bool]:
             return False
         if not matches(question.gpu, cells[gpu_cell], gpus, same_gpu):
             return False
-        if any(cells[index] != size for index, size in sizes):
-            return False
-        need = question.need
-        return need is None or any(cells[i] and int(cells[i]) >= need for i in lengths)
+        return all(cells[index] == size for index, size in sizes)
 
     return is_candidate
 
 
-def _hits(candidates: Iterable[Cells], question: Question, reference: str | None, now: datetime) -> list[Hit]:
-    groups: dict[tuple[str, ...], list[Row]] = {}
+class _Group:
+    """One combination over its machines. Only the record of the lowest is kept, and becomes a row."""
+
+    __slots__ = ("highest", "lowest", "lowness", "machines")
+
+    def __init__(self, cells: Cells) -> None:
+        self.lowest, self.lowness = cells, _lowness(cells)
+        self.highest: int | None = None
+        self.machines: set[str] = set()
+
+    def add(self, cells: Cells) -> None:
+        self.machines.add(cells[_MACHINE])
+        if cells[_PROVEN]:
+            self.highest = max(self.highest or 0, int(cells[_PROVEN]))
+        lowness = _lowness(cells)
+        if lowness < self.lowness:
+            self.lowest, self.lowness = cells, lowness
+
+
+def _grouped(candidates: Iterable[Cells]) -> Iterable[_Group]:
+    groups: dict[tuple[str, ...], _Group] = {}
     for cells in candidates:
-        row = from_cells(cells)
-        reported = row.source_url or "" if row.source is Source.REPORTED else ""
-        key = (row.source, reported, *(cells[index] for index in _GROUP))
-        groups.setdefault(key, []).append(row)
+        reported = cells[_SOURCE_URL] if cells[_SOURCE] == Source.REPORTED else ""
+        key = (cells[_SOURCE], reported, *_combination(cells))
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = _Group(cells)
+        group.add(cells)
+    return groups.values()
+
+
+def _hits(groups: Iterable[_Group], question: Question, reference: str | None, now: datetime) -> list[Hit]:
     hits = []
-    for rows in groups.values():
-        lowest = min(rows, key=_lowness)
-        grade, differs = _grade(lowest, question)
-        if grade is None:
+    for group in groups:
+        if question.need is not None and group.lowness[1] < question.need:
             continue
-        proven = [row.max_model_len for row in rows if row.max_model_len is not None]
-        machines = len({row.machine for row in rows})
-        distance = version_distance(lowest.vllm_version, reference)
-        hits.append(Hit(grade, lowest, machines, max(proven, default=None), differs, _age(lowest, now), distance))
+        row = from_cells(group.lowest)
+        grade, differs = _grade(row, question)
+        if grade is not None:
+            distance = version_distance(row.vllm_version, reference)
+            hits.append(Hit(grade, row, len(group.machines), group.highest, differs, _age(row, now), distance))
     return hits
 
 
-def _lowness(row: Row) -> tuple[int, int]:
+def _lowness(cells: Cells) -> tuple[int, int]:
     """Sort key: a machine where it does not fit at all comes first, one that could not tell last."""
-    if row.status is Status.DOES_NOT_FIT:
+    if cells[_STATUS] == Status.DOES_NOT_FIT:
         return (0, 0)
-    return (1, row.max_model_len) if row.max_model_len is not None else (2, row.starts_max_model_len or 0)
+    proven, starts = cells[_PROVEN], cells[_STARTS]
+    return (1, int(proven)) if proven else (2, int(starts) if starts else 0)
 
 
 def _grade(row: Row, question: Question) -> tuple[Grade | None, tuple[str, ...]]:

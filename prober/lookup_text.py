@@ -10,6 +10,7 @@ import unicodedata
 from typing import Any
 
 from prober.answers import Answer, Grade, Hit
+from prober.public_text import printable
 from prober.records import Source, Status
 from prober.schema import Row, to_values
 from prober.serve_flags import Unproven, flags
@@ -69,15 +70,15 @@ def render_table(answer: Answer) -> str:
 
 def _render_nothing(answer: Answer) -> str:
     question = answer.question
-    about = _printable(question.model) if question.model else "any model"
+    about = printable(question.model) if question.model else "any model"
     lines = [f"Nothing is known about {about} under these conditions."]
     if question.need is not None:
         times = f", {question.concurrency} requests at once" if question.concurrency else ""
         lines = [f"Nothing is known that serves {question.need:,} tokens{times} with {about}."]
     if answer.did_you_mean:
-        lines.append("Did you mean " + " or ".join(map(_printable, answer.did_you_mean)) + "?")
+        lines.append("Did you mean " + " or ".join(map(printable, answer.did_you_mean)) + "?")
     if answer.command:
-        lines.append(f"To measure it: {_printable(answer.command)}")
+        lines.append(f"To measure it: {printable(answer.command)}")
     return "\n".join(lines) + "\n"
 
 
@@ -143,11 +144,11 @@ def _remarks(hits: list[Hit]) -> list[str]:
             remarks.append(f"{name}: {hit.row.source_url}")
         if hit.row.notes and hit.row.source is Source.MEASURED:
             remarks.append(f"{name}: {hit.row.notes}")
-    return [f"  {_printable(remark)}" for remark in dict.fromkeys(remarks)]
+    return [f"  {printable(remark)}" for remark in dict.fromkeys(remarks)]
 
 
 def _table(lines: list[tuple[str, ...]]) -> list[str]:
-    texts = [[_printable(cell) for cell in line] for line in lines]
+    texts = [[printable(cell) for cell in line] for line in lines]
     widths = [max(map(_width, cells)) for cells in zip(*texts, strict=True)]
     return [
         "  ".join(_padded(cell, widths[i], i in _NUMBERS) for i, cell in enumerate(line)).rstrip() for line in texts
@@ -162,8 +163,3 @@ def _padded(cell: str, width: int, is_number: bool) -> str:
 def _width(text: str) -> int:
     """Columns on a terminal: wide East Asian characters and emoji take two, combining marks none."""
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 0 if unicodedata.combining(c) else 1 for c in text)
-
-
-def _printable(text: str) -> str:
-    """Replace what would move the cursor, change colours or break the line."""
-    return "".join(c if c.isprintable() else " " if c in "\n\t" else "\ufffd" for c in text)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from prober.matrix import CONFLICT_MARKS, HEADER_LINE, ForeignMatrix, Key, proof, read_cells, row_key, stands_before
+from prober.public_text import printable
 from prober.records import Source
 from prober.schema import Row, from_cells, to_values
 
@@ -124,7 +125,7 @@ def _name(row: Row) -> str:
         f"vLLM {row.vllm_version}",
         row.machine or row.source_url,
     )
-    return ", ".join(part for part in parts if part)
+    return printable(", ".join(part for part in parts if part))
 
 
 def _length(row: Row) -> str:

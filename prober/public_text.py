@@ -25,6 +25,11 @@ def public_text(text: str) -> str:
     return _HOME.sub("", _PATH.sub("", text)).strip()
 
 
+def printable(text: str) -> str:
+    """Replace what would move a terminal's cursor, change its colours or break the line."""
+    return "".join(c if c.isprintable() else " " if c in "\n\t" else "\ufffd" for c in text)
+
+
 def public_flags(flags: Iterable[str]) -> str:
     """Join vLLM flags as for a POSIX shell, in their order, without secrets and paths."""
     safe: list[str] = []
