@@ -63,7 +63,7 @@ def wait_until_idle(
             report(f"waiting for {why}")
         if clock() >= until:
             raise NotReady(f"waited {limit_seconds:.0f} s for {why or 'GPU memory to stand still'}; {_look(busy)}")
-        before = None if why else now
+        before = now
         sleep(min(POLL_SECONDS, max(0.0, until - clock())))
 
 

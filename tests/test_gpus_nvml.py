@@ -172,6 +172,14 @@ def test_on_unified_memory_the_hosts_memory_is_taken_and_flagged(machine: Machin
     assert (gpu["ecc"], gpu["mig"], gpu["nvlink_links"]) == (None, None, None)
 
 
+def test_a_total_of_zero_is_no_figure(machine: Machine) -> None:
+    write_state(machine.state, [Gpu(total_mib=1000, used_mib=0, reserved_mib=0)])
+    text = machine.state.read_text()
+    assert f"memory {1000 * MIB} 0 0" in text
+    machine.state.write_text(text.replace(f"memory {1000 * MIB} 0 0", "memory 0 0 0"))
+    assert machine.only_gpu()["is_unified_memory"] is True
+
+
 def test_memory_that_may_not_be_asked_is_unknown_and_not_the_hosts(machine: Machine) -> None:
     denied = {"nvmlDeviceGetMemoryInfo": NO_PERMISSION, "nvmlDeviceGetMemoryInfo_v2": NO_PERMISSION}
     write_state(machine.state, [Gpu(errors=denied)])

@@ -60,6 +60,7 @@ def test_all_or_none(tmp_path: Path) -> None:
     with holder(tmp_path, "2"):
         with pytest.raises(NotReady):
             lease(GPUS, tmp_path)
+        assert holders([gpu.uuid for gpu in GPUS[:2]], tmp_path) == {}
         with lease(GPUS[:2], tmp_path):  # nothing of the failed one is held
             pass
 

@@ -165,6 +165,11 @@ def test_memory_that_returns_late_is_waited_for_and_no_leak() -> None:
     assert wait.said == ["waiting for the trial's GPU memory to return: 9.0 GiB on GPU-aa"]
 
 
+def test_a_gpu_that_does_not_answer_at_once_is_asked_again() -> None:
+    wait = Script([Inventory(), Inventory((gpu(9 * GIB),)), Inventory((gpu(0),))])
+    assert wait.returned(Baseline({A: 0})) == {A: 0}
+
+
 def test_memory_that_does_not_return_is_the_leak() -> None:
     wait = script(gpu(2 * GIB))
     assert wait.returned(Baseline({A: 0}), limit=10) == {A: 2 * GIB}

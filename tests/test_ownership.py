@@ -17,10 +17,10 @@ DEAD_PROBER = {"PROBER_TRIAL": "t1", "PROBER_PID": "1:99999999999"}
 
 
 @contextmanager
-def process(mark: Mapping[str, str]) -> Iterator[int]:
-    script = "print('up', flush=True); import time; time.sleep(60)"
-    command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, env={**os.environ, **mark}, stdout=subprocess.PIPE, text=True) as child:
+def process(mark: Mapping[str, str], user: int | None = None) -> Iterator[int]:
+    command, pipe = ["/bin/sh", "-c", "echo up; read line"], subprocess.PIPE
+    environment = {**os.environ, **mark}
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True, user=user) as child:
         assert child.stdout is not None
         child.stdout.readline()
         try:
@@ -76,6 +76,21 @@ def test_a_process_that_has_ended_and_is_not_yet_reaped_is_hidden_and_does_not_r
         assert ownership.start_of(child.pid) is None
     finally:
         child.wait()
+
+
+def test_an_ending_process_has_no_environment_left_and_is_not_called_another_s() -> None:
+    with subprocess.Popen(["/bin/sleep", "60"], env={}) as child:
+        try:
+            assert ownership.owner_of(child.pid) is Owner.HIDDEN
+        finally:
+            child.kill()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start another user's process")
+def test_another_user_s_trial_is_never_ours() -> None:
+    with process(DEAD_PROBER, user=65534) as pid:
+        assert ownership.owner_of(pid) is Owner.OTHER
+        assert pid not in [one.pid for one in ownership.left_over()]
 
 
 def test_only_left_overs_are_ended() -> None:
