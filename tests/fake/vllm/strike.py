@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import tempfile
 import time
+from typing import Any
 
 from fake_scenario import Fault, FaultKind
 
@@ -15,6 +17,8 @@ from vllm.processes import leave_behind, stay
 from vllm.speech import STDOUT, ConfigError, Speech, SpokenError, write
 
 SIDE_EFFECTS = frozenset({FaultKind.SETSID_GRANDCHILD, FaultKind.DOUBLE_FORK, FaultKind.CLEAN_ENV_GRANDCHILD})
+
+HELD: list[Any] = []
 
 
 def strike(
@@ -43,6 +47,10 @@ def _disturb(fault: Fault, speech: Speech, number: int) -> None:
         write(STDOUT, bytes(range(256)) * 64 + b"\n\x00\xff\xfe\xf0\x9f\x98\n")
     elif fault.kind is FaultKind.GROW_HOST_MEMORY:
         _grow(fault)
+    elif fault.kind is FaultKind.FILL_DISK:
+        _fill(fault)
+    elif fault.kind is FaultKind.SAYS:
+        write(STDOUT, fault.text + "\n")
 
 
 def _grow(fault: Fault) -> None:
@@ -50,6 +58,16 @@ def _grow(fault: Fault) -> None:
     step = max(1, int(fault.rate / 10))
     while sum(map(len, taken)) < fault.amount * 2**20:
         taken.append(b"\x01" * (step * 2**20))
+        time.sleep(0.1)
+
+
+def _fill(fault: Fault) -> None:
+    file = tempfile.TemporaryFile(dir=fault.text or "/dev/shm")  # noqa: SIM115  # nameless: gone with its last holder
+    HELD.append(file)
+    step = max(1, int(fault.rate / 10))
+    for _ in range(0, int(fault.amount), step):
+        file.write(bytes(step * 2**20))
+        file.flush()
         time.sleep(0.1)
 
 
@@ -72,9 +90,10 @@ def _leave(fault: Fault, speech: Speech) -> None:
 def _raise(fault: Fault, stage: str, max_num_seqs: int) -> None:
     played = scenario()
     if fault.kind is FaultKind.CRASH:
+        name, colon, message = fault.text.partition(": ")
+        if colon and " " not in name:
+            raise SpokenError(name, message)
         raise RuntimeError(fault.text or "NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)")
-    if fault.kind is FaultKind.RAISES:
-        raise ValueError(fault.text)
     if fault.kind is FaultKind.DEVICE_OOM:
         raise SpokenError(*wording.device_oom(played, stage, max_num_seqs))
     if fault.kind is FaultKind.NO_KV_MEMORY:
