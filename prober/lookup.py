@@ -18,7 +18,7 @@ from prober.lookup_text import render_table, to_json
 from prober.matrix import Cells, read_cells
 from prober.naming import near_models, same_gpu, same_model, version_distance, version_order
 from prober.records import NotReady, Source, Status
-from prober.schema import KEY, POSITION, Row, from_cells, to_cells, unguard
+from prober.schema import KEY, POSITION, Row, UnreadableRow, from_cells, to_cells, unguard
 from prober.serve_flags import env, flags, yaml
 
 __all__ = [
@@ -111,7 +111,7 @@ class _Group:
     def add(self, cells: Cells) -> None:
         self.machines.add(cells[_MACHINE])
         if cells[_PROVEN]:
-            self.highest = max(self.highest or 0, int(cells[_PROVEN]))
+            self.highest = max(self.highest or 0, _tokens(cells[_PROVEN]))
         lowness = _lowness(cells)
         if lowness < self.lowness:
             self.lowest, self.lowness = cells, lowness
@@ -147,7 +147,14 @@ def _lowness(cells: Cells) -> tuple[int, int]:
     if cells[_STATUS] == Status.DOES_NOT_FIT:
         return (0, 0)
     proven, starts = cells[_PROVEN], cells[_STARTS]
-    return (1, int(proven)) if proven else (2, int(starts) if starts else 0)
+    return (1, _tokens(proven)) if proven else (2, _tokens(starts) if starts else 0)
+
+
+def _tokens(cell: str) -> int:
+    try:
+        return int(cell)
+    except ValueError as error:
+        raise UnreadableRow(f"The matrix holds {cell!r} where a number of tokens is expected.") from error
 
 
 def _grade(row: Row, question: Question) -> tuple[Grade | None, tuple[str, ...]]:

@@ -9,9 +9,11 @@ import re
 import shlex
 from collections.abc import Iterable
 
+from prober.scrub import Scrubber
+
 _SECRET_FLAG = re.compile(r"^--?(?:.*[-_.])?(?:api[-_]?key|token|password|passwd|secret|key)$", re.IGNORECASE)
-_SECRET = re.compile(r"\b(?:hf_|sk-|ghp_|github_pat_|glpat-)[A-Za-z0-9_\-]{8,}|(?<=://)[^/\s@]+@")
 _HIDDEN = "***"
+_SCRUBBER = Scrubber({})
 # An absolute path inside a longer text; not the middle of a URL or of a Hub name.
 _PATH = re.compile(r"(?<![\w.:/~-])(?:~[\w.-]*|[A-Za-z]:)?[/\\](?:[^\s/\\\"'`,;:()<>\[\]{}=]+[/\\]+)+")
 _HOME = re.compile(r"(?<![\w.:/-])(?:/root|/home/[\w.-]+|/Users/[\w.-]+|~)(?![\w./-])")
@@ -21,7 +23,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 def public_text(text: str) -> str:
     """Keep of each absolute path the last name, hide secrets, and replace characters that no CSV or page can hold."""
     text = _CONTROL.sub("\ufffd", text).replace("\r\n", "\n")
-    text = _SECRET.sub(_HIDDEN, text)
+    text = _SCRUBBER.text(text)
     return _HOME.sub("", _PATH.sub("", text)).strip()
 
 

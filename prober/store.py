@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from prober.ceiling_row import row_of
 from prober.matrix import Record, read_cells, read_records, record_of, render, stands_before
 from prober.records import Ceiling, NotReady, Trial
-from prober.schema import CeilingKind, Row, from_cells
+from prober.schema import CeilingKind, Row, UnreadableRow, from_cells
 from prober.trial_json import dump_trial, load_trial
 
 _LOCK_SECONDS = 60
@@ -80,7 +80,11 @@ class Store:
 
     def rows(self) -> list[Row]:
         """Read the matrix, sorted. No file: no rows. Raises ``NotReady`` for a file that is not ours."""
-        return [from_cells(record.cells) for record in read_records(self._matrix_text(), str(self.matrix_path))]
+        records = read_records(self._matrix_text(), str(self.matrix_path))
+        try:
+            return [from_cells(record.cells) for record in records]
+        except UnreadableRow as error:
+            raise UnreadableRow(f"{self.matrix_path}: {error} Mend it, or restore the file from git.") from error
 
     def record(
         self,

@@ -10,10 +10,11 @@ from hypothesis import given
 from row_makers import a_ceiling, a_row, a_trial, trials
 
 from prober.ceiling_row import public_model, row_of
+from prober.lookup import Question, look_up
 from prober.matrix import ForeignMatrix
 from prober.public_text import public_flags, public_text
 from prober.records import Bracket, Combination, CompileState, NotReady, Outcome, Source, Status, Trial, Verify
-from prober.schema import CeilingKind
+from prober.schema import CeilingKind, UnreadableRow
 from prober.store import Store
 from prober.trial_json import dump_trial, load_trial
 
@@ -113,6 +114,19 @@ def test_untouched_rows_keep_their_bytes(tmp_path: Path) -> None:
     assert ['"23034"' in line for line in lines[1:]] == [True, False, True]
 
 
+def test_a_cell_that_a_spreadsheet_spoiled_is_named(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put([a_row()])
+    path = tmp_path / "matrix.csv"
+    path.write_text(path.read_text().replace("3968", "3968.0"))
+    with pytest.raises(UnreadableRow, match=r"matrix\.csv.*max_model_len.*3968\.0"):
+        store.rows()
+    with pytest.raises(UnreadableRow, match=r"3968\.0"):
+        look_up(tmp_path, Question(model="qwen3-8b"))
+    store.put([a_row(model="another")])
+    assert "3968.0" in path.read_text()
+
+
 def test_log_path_is_in_a_folder_that_exists(tmp_path: Path) -> None:
     path = Store(tmp_path).log_path("t1")
     assert path == tmp_path / "logs" / "t1.log"
@@ -194,7 +208,7 @@ def test_flags_keep_their_order_and_lose_paths_and_secrets() -> None:
     assert public_flags(flags) == (
         "--chat-template 'c d.jinja' --hf-token '***' --x=y.json "
         """--speculative-config '{"model": "eagle", "n": 2}' --max-num-batched-tokens 2048 """
-        "--otlp 'http://***host:1/x/y' '--api-key=***' --tokenizer org/name --enforce-eager"
+        "--otlp 'http://***@host:1/x/y' '--api-key=***' --tokenizer org/name --enforce-eager"
     )
 
 
