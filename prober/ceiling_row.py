@@ -6,6 +6,7 @@ Pure. Only a full-length request proves service, so ``max_model_len`` is whateve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import PurePath, PureWindowsPath
 
 from prober.public_text import public_flags, public_text
@@ -43,18 +44,39 @@ def row_of(
     ``model_revision`` is the resolved commit where the combination names none (or a branch). ``ceiling_kind``
     overrides what the status implies: a limit that is neither memory nor the model's.
     """
-    combination, machine = ceiling.combination, ceiling.machine
     served, refused = _served(ceiling), _refused(ceiling)
-    at_ceiling = served.verdict.figures if served else Figures()
-    is_full = ceiling.verify is Verify.FULL
-    versions = (
-        machine.vllm_version,
-        at_ceiling.vllm_version,
-        refused.verdict.figures.vllm_version if refused else None,
+    row = _what_was_asked(ceiling, is_directory)
+    row = _with_figures(row, served.verdict.figures if served else Figures())
+    row = _with_evidence(row, served, refused)
+    seen = [t.verdict.figures.vllm_version for t in (served, refused) if t]
+    return replace(
+        row,
+        model_revision=model_revision or row.model_revision,
+        vllm_version=next((version for version in (ceiling.machine.vllm_version, *seen) if version), None),
+        status=ceiling.status,
+        ceiling_kind=ceiling_kind or _KINDS.get(ceiling.status),
+        max_model_len=ceiling.max_model_len,
+        recommended_max_model_len=recommended_max_model_len,
+        served_max_model_len=ceiling.bracket.serves if ceiling.verify is Verify.FULL else None,
+        starts_max_model_len=_starts(ceiling),
+        estimated_max_model_len=_estimated(ceiling),
+        refused_max_model_len=ceiling.bracket.refused,
+        verified=ceiling.verify,
+        trials=ceiling.launches,
+        seconds=round(ceiling.seconds, 1),
+        why=public_text(ceiling.why) or None,
+        notes=public_text("; ".join(notes)) or None,
+        measured_at=ceiling.measured_at or None,
+        prober_version=next((t.prober_version for t in reversed(ceiling.trials) if t.prober_version), None),
     )
+
+
+def _what_was_asked(ceiling: Ceiling, is_directory: bool) -> Row:
+    """The combination and the machine."""
+    combination, machine = ceiling.combination, ceiling.machine
     return Row(
         model=public_model(combination.model, is_directory),
-        model_revision=model_revision or combination.model_revision or None,
+        model_revision=combination.model_revision or None,
         gpu=machine.gpu,
         gpu_memory_mib=machine.gpu_memory_mib,
         gpu_count=combination.tensor_parallel_size * combination.pipeline_parallel_size,
@@ -66,32 +88,7 @@ def row_of(
         kv_cache_dtype=combination.kv_cache_dtype or None,
         entrypoint=combination.entrypoint,
         compile_state=combination.compile_state,
-        vllm_version=next((version for version in versions if version), None),
         other_flags=public_flags(combination.other_flags) or None,
-        status=ceiling.status,
-        ceiling_kind=ceiling_kind or _KINDS.get(ceiling.status),
-        max_model_len=ceiling.max_model_len,
-        recommended_max_model_len=recommended_max_model_len,
-        served_max_model_len=ceiling.bracket.serves if is_full else None,
-        starts_max_model_len=_starts(ceiling),
-        estimated_max_model_len=_estimated(ceiling),
-        refused_max_model_len=ceiling.bracket.refused,
-        num_gpu_blocks=at_ceiling.gpu_blocks,
-        block_size=at_ceiling.block_size,
-        kv_cache_tokens=at_ceiling.kv_cache_tokens,
-        kv_cache_gib=at_ceiling.available_gib,
-        weights_gib=at_ceiling.weights_gib,
-        max_num_seqs=at_ceiling.max_num_seqs,
-        max_num_batched_tokens=at_ceiling.max_num_batched_tokens,
-        verified=ceiling.verify,
-        trials=ceiling.launches,
-        seconds=round(ceiling.seconds, 1),
-        why=public_text(ceiling.why) or None,
-        served_trial=served.id if served else None,
-        served_evidence=(public_text(served.verdict.evidence) or None) if served else None,
-        refused_trial=refused.id if refused else None,
-        refused_outcome=refused.verdict.outcome if refused else None,
-        refused_evidence=(public_text(refused.verdict.evidence) or None) if refused else None,
         source=Source.MEASURED,
         machine=machine.machine or None,
         device=machine.device or None,
@@ -99,10 +96,33 @@ def row_of(
         cuda=machine.cuda or None,
         torch_version=machine.torch_version or None,
         host_memory_mib=machine.host_memory_mib,
-        notes=public_text("; ".join(notes)) or None,
-        measured_at=ceiling.measured_at or None,
-        prober_version=next((t.prober_version for t in reversed(ceiling.trials) if t.prober_version), None),
     )
+
+
+def _with_figures(row: Row, figures: Figures) -> Row:
+    """What vLLM logged of the start at the ceiling."""
+    return replace(
+        row,
+        num_gpu_blocks=figures.gpu_blocks,
+        block_size=figures.block_size,
+        kv_cache_tokens=figures.kv_cache_tokens,
+        kv_cache_gib=figures.available_gib,
+        weights_gib=figures.weights_gib,
+        max_num_seqs=figures.max_num_seqs,
+        max_num_batched_tokens=figures.max_num_batched_tokens,
+    )
+
+
+def _with_evidence(row: Row, served: Trial | None, refused: Trial | None) -> Row:
+    """Both edges of the bracket, so that each can be looked up in trials.jsonl and logs/."""
+    if served:
+        evidence = public_text(served.verdict.evidence) or None
+        row = replace(row, served_trial=served.id, served_evidence=evidence)
+    if refused:
+        evidence = public_text(refused.verdict.evidence) or None
+        outcome = refused.verdict.outcome
+        row = replace(row, refused_trial=refused.id, refused_outcome=outcome, refused_evidence=evidence)
+    return row
 
 
 def public_model(model: str, is_directory: bool = False) -> str:
