@@ -8,6 +8,7 @@ It writes one JSON object a line to EVENTS: ``ready`` (max_model_len, num_gpu_bl
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import runpy
@@ -47,7 +48,7 @@ def build(flags: list[str]) -> tuple:  # type: ignore[type-arg]  # old interpret
     from vllm import LLM
 
     arguments = given_arguments(flags)
-    model = arguments.pop("model")
+    model = str(arguments.pop("model"))
     counted = dict(arguments, disable_log_stats=False)
     try:
         return LLM(model=model, **counted), True
@@ -67,14 +68,10 @@ def given_arguments(flags: list[str]) -> dict[str, object]:
 
 
 def parser_class() -> type:
-    with contextlib.suppress(ImportError):
-        from vllm.utils.argparse_utils import FlexibleArgumentParser  # 0.12 and later
-
-        return FlexibleArgumentParser  # type: ignore[no-any-return]
-    with contextlib.suppress(ImportError):
-        from vllm.utils import FlexibleArgumentParser  # 0.5.1 and later
-
-        return FlexibleArgumentParser  # type: ignore[no-any-return]
+    """vLLM's own parser, where this version keeps it: 0.12 and later, 0.5.1 and later, before."""
+    for module in ("vllm.utils.argparse_utils", "vllm.utils"):
+        with contextlib.suppress(ImportError, AttributeError):
+            return importlib.import_module(module).FlexibleArgumentParser  # type: ignore[no-any-return]
     return argparse.ArgumentParser
 
 
