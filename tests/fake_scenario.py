@@ -35,9 +35,7 @@ class FaultKind(StrEnum):
     BAD_CONFIG = "bad_config"  # attention heads do not divide by TP, or `text`
     PORT_TAKEN = "port_taken"
     GROW_HOST_MEMORY = "grow_host_memory"  # `rate` MiB per second up to `amount` MiB, then goes on
-    FILL_DISK = (
-        "fill_disk"  # `rate` MiB per second up to `amount` MiB in folder `text` (/dev/shm), then goes on
-    )
+    FILL_DISK = "fill_disk"  # `rate` MiB per second up to `amount` MiB in folder `text` (/dev/shm), then goes on
     IGNORE_SIGTERM = "ignore_sigterm"  # every process
     SLOW_DEATH = "slow_death"  # every process takes `amount` seconds to die of SIGTERM
     LINGER = "linger"  # a refused start lives on for `amount` seconds, the refusal already in the log
@@ -130,9 +128,7 @@ class Scenario:
     bytes_follow_flag: bool = True  # --kv-cache-memory-bytes sets the blocks
     model_limit: int | None = None  # None: max_position_embeddings of the model's config.json, else 131,072
     default_length: int | None = None  # where a start without --max-model-len begins, when below the limit
-    silently_lowered_to: int | None = (
-        None  # a longer length is lowered with a warning, as for some drafts
-    )
+    silently_lowered_to: int | None = None  # a longer length is lowered with a warning, as for some drafts
     estimate_error: int = 0  # added to the length in the refusal
     stuck_thrashes: bool = False  # a request without its last block starts over and over instead of waiting
     watermark: float = 0.01  # V0: the share of blocks that a prompt may not touch

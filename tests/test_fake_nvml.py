@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
+from fake_engine import Scenario, wait_until
 from fake_nvml import (
     DRIVER_NOT_LOADED,
     GIB,
@@ -25,6 +26,7 @@ from fake_nvml import (
     visible_uuids,
     write_state,
 )
+from started import length_flag, started
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +59,10 @@ def handle(index: int = 0) -> object:
 
 def used_mib(index: int = 0) -> int:
     return int(pynvml.nvmlDeviceGetMemoryInfo(handle(index), pynvml.nvmlMemory_v2).used) // MIB
+
+
+def used_by_gpu() -> list[int]:
+    return [used_mib(index) for index in range(pynvml.nvmlDeviceGetCount())]
 
 
 def pids(device: object) -> list[tuple[int, int | None]]:
@@ -178,3 +184,24 @@ def test_visible_devices_name_gpus_by_index_or_uuid(state: Path) -> None:
     assert visible_uuids(state, None) == [first, second]
     assert visible_uuids(state, f"1,{first}") == [second, first]
     assert visible_uuids(state, "") == []
+
+
+def test_engine_holds_gpu_memory_while_it_lives(stub: Path, state: Path, tmp_path: Path) -> None:
+    write_state(state, gpus(3, used_mib=5))
+    scenario = Scenario(gpu_mib=70_000, gpu_hold_seconds=0.5)
+    environment = {**nvml_environment(stub, state), "CUDA_VISIBLE_DEVICES": "2,0"}
+    with started(tmp_path, scenario, *length_flag(64), "-tp", "2", environment=environment) as run:
+        run.wait_ready()
+        assert used_by_gpu() == [70_005, 5, 70_005]
+        run.engine.end_all()
+        run.wait()
+        assert used_by_gpu() == [70_005, 5, 70_005]  # dead, and the driver takes its time
+        wait_until(lambda: used_by_gpu() == [5, 5, 5], what="memory back")
+
+
+def test_engine_refuses_a_gpu_that_others_use(stub: Path, state: Path, tmp_path: Path) -> None:
+    write_state(state, gpus(1, used_mib=90_000))
+    environment = nvml_environment(stub, state)
+    with started(tmp_path, Scenario(gpu_mib=1000), *length_flag(64), environment=environment) as run:
+        assert run.wait() == 1
+        assert "Free memory on device cuda:0 (51.92/140.40 GiB) on startup is less than desired" in run.log

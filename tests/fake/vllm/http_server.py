@@ -174,6 +174,6 @@ def serve(server: Server) -> None:
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     while not service.is_dead:
         time.sleep(0.05)
-    time.sleep(1.0)  # the failed request is answered, then uvicorn shuts down
+    time.sleep(0.5)  # the failed request is answered, then uvicorn shuts down
     service.engine.end()
     os._exit(0)
