@@ -11,7 +11,9 @@ from typing import NoReturn
 import click
 
 from prober import __version__
+from prober.cli_machine import doctor
 from prober.cli_probe import probe
+from prober.cli_results import diff, lookup, merge
 from prober.records import ProberError
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -61,4 +63,5 @@ def commands() -> None:
     """
 
 
-commands.add_command(probe)
+for command in (probe, lookup, doctor, merge, diff):
+    commands.add_command(command)

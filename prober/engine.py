@@ -12,6 +12,7 @@ from prober.records import Combination, CompileState, NotReady, Verify
 
 LLM_CHILD = Path(__file__).with_name("llm_child.py")
 INSPECT_SECONDS = 60.0
+IMPORT_SECONDS = 180.0
 # Reads metadata only: importing vllm takes 10 s and more, and initialises things.
 INSPECT = """
 import importlib.metadata, json, re, importlib.util, pathlib
@@ -65,6 +66,14 @@ def inspect(python: Path, output_of: Callable[[list[str], float], tuple[int | No
         raise NotReady(f"{python} has no vLLM; install one with `make engine`, or name another with --python.")
     is_cpu_build = facts["vllm"] is None or (facts["torch"] is not None and facts["cuda"] is None)
     return Engine(python, version, facts["torch"], is_cpu_build)
+
+
+def why_not_imported(python: Path, output_of: Callable[[list[str], float], tuple[int | None, str]]) -> str | None:
+    """Import vLLM once, which metadata does not prove to work; return the reason where it fails."""
+    status, text = output_of([str(python), "-c", "import vllm"], IMPORT_SECONDS)
+    if status == 0:
+        return None
+    return (text.strip().splitlines() or ["it took too long"])[-1]
 
 
 @dataclass(frozen=True, slots=True)
