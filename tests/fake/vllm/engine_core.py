@@ -35,7 +35,7 @@ def play_worker_stage(launch: Launch, stage: str, rank: int, speech: Speech) -> 
         if played.release >= (0, 14, 0):
             took = f"Model loading took {weights:.2f} GiB memory and 0.512345 seconds"
         speech.info(took, "gpu_model_runner.py:5088")
-    elif stage == "compile" and not launch.args.enforce_eager and played.release >= (0, 6, 5):
+    elif stage == "compile" and not launch.args.enforce_eager and played.is_v1:
         fill_cache()
         speech.info("Dynamo bytecode transform time: 0.52 s", "backends.py:1151")
     elif stage == "profile" and played.is_v1 and played.release >= (0, 9, 1):
@@ -165,6 +165,20 @@ def ranks_text(launch: Launch) -> str:
     return f"{launch.asked.tensor_parallel_size}, pipeline_parallel_size={launch.asked.pipeline_parallel_size}"
 
 
+LOGGING_ERROR = """--- Logging error ---
+Traceback (most recent call last):
+  File "/usr/lib/python3.10/logging/__init__.py", line 1100, in emit
+    msg = self.format(record)
+  File "/usr/lib/python3.10/logging/__init__.py", line 368, in getMessage
+    msg = msg % self.args
+TypeError: %d format: a real number is required, not NoneType
+Call stack:
+  File "/usr/lib/python3.10/runpy.py", line 196, in _run_module_as_main
+    return _run_code(code, main_globals, None,
+Message: 'Chunked prefill is enabled with max_num_batched_tokens=%d.'
+Arguments: (None,)"""
+
+
 def decoy_lines(speech: Speech) -> None:
     """Lines of good logs that read like failures."""
     if speech.scenario.release < (0, 6, 4):
@@ -173,10 +187,7 @@ def decoy_lines(speech: Speech) -> None:
             "decreasing `gpu_memory_utilization` or enforcing eager mode.",
             "model_runner.py:1399",
         )
-        speech.bare(
-            '--- Logging error ---\nTraceback (most recent call last):\n  File "logging/__init__.py", line 1100, in '
-            "emit\n    msg = self.format(record)\nTypeError: %d format: a real number is required, not NoneType"
-        )
+        speech.bare(LOGGING_ERROR)
     else:
         speech.warning("If out of memory error occurs during cudagraph capture, consider decreasing the fraction.")
     speech.warning(
