@@ -96,7 +96,15 @@ def _what_was_asked(ceiling: Ceiling, is_directory: bool) -> Row:
         cuda=machine.cuda or None,
         torch_version=machine.torch_version or None,
         host_memory_mib=machine.host_memory_mib,
+        ecc=_on_off(machine.ecc),
+        mig=_on_off(machine.mig),
+        power_limit_watts=machine.power_limit_watts,
+        gpu_hash=machine.gpu_hash,
     )
+
+
+def _on_off(fact: bool | None) -> str | None:
+    return None if fact is None else "on" if fact else "off"
 
 
 def _with_figures(row: Row, figures: Figures) -> Row:

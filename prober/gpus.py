@@ -63,6 +63,10 @@ def machine(
         vllm_version=vllm_version,
         torch_version=torch_version,
         host_memory_mib=host.memory_total_bytes() // MIB,
+        ecc=gpus[0].ecc if is_gpu else None,
+        mig=gpus[0].parent_uuid is not None if is_gpu else None,
+        power_limit_watts=gpus[0].power_limit_watts if is_gpu else None,
+        gpu_hash=host.salted(sorted(gpu.uuid for gpu in gpus)) if is_gpu else None,
     )
 
 

@@ -69,7 +69,12 @@ def machine_hash(gpu_uuids: Sequence[str] = (), root: Path = Path("/")) -> str:
     gpus = ",".join(sorted(gpu_uuids))
     known = (gpus, machine_id) if is_container(root) else (machine_id, gpus)
     identity = next((one for one in known if one), socket.gethostname())
-    return hashlib.sha256(f"{_SALT}:{identity}".encode()).hexdigest()[:12]
+    return salted([identity])
+
+
+def salted(identities: Sequence[str]) -> str:
+    """Return 12 hex digits that are the same for the same identities and do not tell them."""
+    return hashlib.sha256(f"{_SALT}:{','.join(identities)}".encode()).hexdigest()[:12]
 
 
 def _groups(root: Path) -> Iterator[Path]:

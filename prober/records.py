@@ -181,6 +181,10 @@ class Machine:
     vllm_version: str | None = None
     torch_version: str | None = None
     host_memory_mib: int | None = None
+    ecc: bool | None = None
+    mig: bool | None = None  # the device is a MIG slice
+    power_limit_watts: float | None = None
+    gpu_hash: str | None = None  # salted, of the devices' UUIDs: the same cards again, without naming them
 
 
 @dataclass(frozen=True, slots=True)
