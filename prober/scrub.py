@@ -1,45 +1,126 @@
-"""Keep secrets out of what is kept: values of secret-looking variables, well-known token shapes, passwords in URLs."""
+"""Keep secrets out of what is kept: values of secret-looking variables, well-known token shapes, passwords in URLs.
+
+Every pattern begins with letters of its own, so that Python's search skips whole logs at the speed of memory.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
-NAME = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|ACCESS_?KEY|CREDENTIAL|AUTH", re.IGNORECASE)
-SHAPES = re.compile(
-    rb"\bhf_[A-Za-z0-9]{8,}|\bsk-[A-Za-z0-9_-]{16,}|\b(?:ghp|gho|ghs)_[A-Za-z0-9]{16,}|\bAKIA[0-9A-Z]{16}\b"
-    rb"|(?i:\b(?:api[_-]?key|token|password|secret)['\"]?\s*[=:]\s*['\"]?)[^\s'\",)}\]]{6,}"
-    rb"|(?i:\bbearer\s+)[A-Za-z0-9._~+/-]{8,}"
-    rb"|(?<=://)[^\s/@:]+:[^\s/@]+(?=@)"
+# Of an environment variable or a flag. Not the ones that count tokens or name a tokenizer.
+NAME = re.compile(
+    r"TOKEN(?!IZER|S(?:_|$))|SECRET|PASSW|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE
 )
+PASSWORD_IN_URL = re.compile(r"://[^\s/@:]*:([^\s/@]+)@")
 MASK = b"***"
 SHORTEST = 8  # a shorter value would be found inside ordinary words
 CHUNK_BYTES = 1 << 20
+LONGEST = 4096  # bytes of a secret, where a line is so long that it must be cut
+KEPT_BYTES = 64 << 20  # of one log: half from its beginning, half from its end
+
+
+def _spellings(words: Iterable[str]) -> Iterator[str]:
+    return (spelling for word in words for spelling in dict.fromkeys((word, word.title(), word.upper())))
+
+
+# "password=…", "api_key: …" of any length, as Python, JSON and YAML write them; "token" alone not inside a longer word.
+_ASSIGNED = r"""['"]?[ \t]*[=:][ \t]*(?:[bu]?['"])?(?P<secret>[^\s'",;)}\]<>]{6,})"""
+_KEYWORDS = ("api_key", "api-key", "apikey", "password", "passwd", "secret", "hf_token", "access_token", "auth_token")
+SHAPES = tuple(
+    re.compile(pattern.encode())
+    for pattern in (
+        r"hf_(?<!\w...)(?P<secret>[A-Za-z0-9]{8,})",
+        r"sk-(?<!\w...)(?P<secret>[A-Za-z0-9_-]{16,})",
+        r"gh[pous]_(?<!\w....)(?P<secret>[A-Za-z0-9]{16,})",
+        r"github_pat_(?P<secret>[A-Za-z0-9_]{16,})",
+        r"AKIA(?P<secret>[0-9A-Z]{16})\b",
+        r"://(?P<secret>[^\s/@:'\"]*:[^\s/@'\"]+)@",
+        *(rf"{word}[ \t]+(?P<secret>[A-Za-z0-9._~+/=-]{{8,}})" for word in _spellings(["bearer"])),
+        *(rf"{word}(?<!\w{'.' * len(word)}){_ASSIGNED}" for word in _spellings(["token"])),
+        *(rf"{word}{_ASSIGNED}" for word in _spellings(_KEYWORDS)),
+    )
+)
 
 
 class Scrubber:
-    """Replaces secrets by ``***``."""
+    """Replaces secrets by ``***``: what `environment` and `further` hold, and what looks like one."""
 
     def __init__(self, environment: Mapping[str, str], further: Iterable[str] = ()) -> None:
         values = {value for name, value in environment.items() if NAME.search(name)} | set(further)
-        longest_first = sorted((v for v in values if len(v) >= SHORTEST), key=len, reverse=True)
-        self._values = re.compile(b"|".join(re.escape(v.encode()) for v in longest_first)) if longest_first else None
+        values |= {found for value in environment.values() for found in PASSWORD_IN_URL.findall(value)}
+        self._values = tuple(value.encode(errors="surrogateescape") for value in values if len(value) >= SHORTEST)
 
     def bytes(self, content: bytes) -> bytes:
-        if self._values is not None:
-            content = self._values.sub(MASK, content)
-        return SHAPES.sub(MASK, content)
+        pieces, done = [], 0
+        for start, end in sorted(self._spans(content)):
+            if end > done:
+                pieces += [content[done:start], MASK] if start >= done else []
+                done = end
+        return b"".join([*pieces, content[done:]])
 
     def text(self, content: str) -> str:
-        return self.bytes(content.encode(errors="surrogateescape")).decode(errors="surrogateescape")
+        return self.bytes(content.encode(errors="surrogatepass")).decode(errors="surrogatepass")
 
-    def move(self, source: Path, target: Path) -> None:
-        """Write a scrubbed copy, line by line in bounded memory, and remove the original."""
+    def move(self, source: Path, target: Path, most_bytes: int = KEPT_BYTES) -> None:
+        """Write a scrubbed copy in bounded memory and remove the original. Of a flood the middle is left out."""
         if not source.exists():
             return
-        with source.open("rb") as lines, target.open("wb") as out:
-            while chunk := lines.read(CHUNK_BYTES) + lines.readline(CHUNK_BYTES):
-                out.write(self.bytes(chunk))
+        with source.open("rb") as log, target.open("wb") as out:
+            left_out = max(0, os.fstat(log.fileno()).st_size - most_bytes)
+            head = most_bytes // 2 if left_out else most_bytes
+            for piece in self._pieces(log, head):
+                out.write(piece)
+            if left_out:
+                out.write(f"\nprober: {left_out} bytes left out here\n".encode())
+                log.seek(head + left_out)
+                log.readline(LONGEST)  # the cut may have gone through a secret
+                for piece in self._pieces(log, most_bytes - head):
+                    out.write(piece)
         os.unlink(source)
+
+    def _pieces(self, log: BinaryIO, most_bytes: int) -> Iterator[bytes]:
+        """The next bytes of a log, scrubbed; cut at line ends where there are any."""
+        rest = b""
+        while most_bytes > 0 and (chunk := log.read(min(CHUNK_BYTES, most_bytes))):
+            most_bytes -= len(chunk)
+            rest += chunk
+            cut = self._cut(rest)
+            yield self.bytes(rest[:cut])
+            rest = rest[cut:]
+        yield self.bytes(rest)
+
+    def _cut(self, content: bytes) -> int:
+        """Where content may be cut without cutting a secret."""
+        if line_end := content.rfind(b"\n") + 1:
+            return line_end
+        cut = max(0, len(content) - LONGEST)
+        return max([cut, *(end for start, end in self._spans(content) if start < cut < end)])
+
+    def _spans(self, content: bytes) -> Iterator[tuple[int, int]]:
+        for value in self._values:
+            at = content.find(value)
+            while at >= 0:
+                yield at, at + len(value)
+                at = content.find(value, at + len(value))
+        for shape in SHAPES:
+            for match in shape.finditer(content):
+                yield match.span("secret")
+
+
+def secrets_in(flags: Iterable[str]) -> Iterator[str]:
+    """The values that vLLM flags give to something that is named like a secret."""
+    name = ""
+    for flag in flags:
+        key, equals, value = flag.partition("=")
+        if not flag.startswith("-"):
+            if NAME.search(name):
+                yield flag
+            name = ""
+        elif equals and NAME.search(key.replace("-", "_")):
+            yield value
+        else:
+            name = key.replace("-", "_")
