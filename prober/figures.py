@@ -41,13 +41,11 @@ class Ledger:
         self.no_room: NoRoom | None = None
 
     def read(
-        self, text: str, compact: str, templates: Sequence[Template], line: int, record: Record | None = None
+        self, text: str, templates: Sequence[Template], line: int, record: Record | None = None
     ) -> set[Template]:
         """Take every figure in a line; return the templates that matched."""
         known: set[Template] = set()
         for template in templates:
-            if template.core not in compact:
-                continue
             for match in template.regex.finditer(text):
                 known.add(template)
                 self.take(match, line, record)

@@ -144,7 +144,7 @@ FIGURES: tuple[Template, ...] = tuple(
         "blocks: {gpu_blocks}, # CPU blocks: {cpu_blocks}",
         "# {GPU|cuda|CUDA|cpu|hip|xpu|rocm|npu|hpu|tpu|neuron} blocks: {gpu_blocks}",
         "# CPU blocks: {lone_cpu_blocks}",  # the CPU backend up to 0.6: there these are the device's blocks
-        "{num_gpu_blocks|num_gpu_blocks after initialization} is: {gpu_blocks}",
+        "num_gpu_blocks is: {gpu_blocks}",
         "The engine can allocate {gpu_blocks} GPU blocks, {cpu_blocks} CPU blocks",
         "Overriding num_gpu_blocks={} with num_gpu_blocks_override={override_blocks}",
         "Replacing profiled num_gpu_blocks={} with forced_num_gpu_blocks={override_blocks}",

@@ -16,7 +16,6 @@ search is linear in the length of the text.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,11 +23,26 @@ _NUMBER = r"-?\d[\d,]{0,24}(?:\.\d{1,12})?"
 _UNIT = r"(?:[KMGT]i?[Bb]|bytes|B)\b"
 _HOLE = re.compile(r"\{([^{}]*)\}")
 _GIB_OF_UNIT = {"K": 1 / 2**20, "M": 1 / 2**10, "G": 1.0, "T": 2.0**10}
-_FRAGMENT_LENGTH = 12
-_SHORTEST_FRAGMENT = 7
-# Characters that few places in a log begin a piece with, rarest first (counted in start-up and serving logs).
-_RARE = "xMVLCBW`UTKGHXZQYz#j'vkwbEq=>SAD)FRNP(fu_-y"
-_FRAGMENT_DISTANCE = 24  # further apart than a fragment is long: one break of a wrapped line spoils only one of them
+_REACH = 40  # characters between a text of a message and the edge of a line that cuts it
+_WIDE_REACH = 160
+_PIECE_LENGTH = 12
+_SHORTEST_PIECE = 7
+# Where a scan looks closer, rarest first (counted in start-up and serving logs). A scan is as fast as these are rare.
+_RARE = "xMVLCBWUTKGHXZQYzj`#qA'SEDNPvkwbRF(y_-"
+_PIECE_DISTANCE = 24  # further apart than a piece is long: one break of a wrapped line spoils only one of them
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A short text of a message, and the rare character in it that a scan stops at."""
+
+    text: str
+    anchor: int
+
+    @property
+    def is_rare(self) -> bool:
+        """Its anchor is a character that a scan seldom meets."""
+        return self.text[self.anchor] in _RARE
 
 
 @dataclass(frozen=True)
@@ -53,31 +67,43 @@ class Template:
         """The longest fixed text without its blanks: it must stand in a text (without blanks) that can match."""
         return max((literal.replace(" ", "") for literal in self.literals), key=len, default="")
 
-    def fragments(self, count: int) -> tuple[str, ...]:
-        """At most ``count`` short pieces, far enough apart that a hard line break spoils only one of them.
-
-        Each begins with a character that is rare in logs where it can: a scan for pieces is as fast as their first
-        characters are rare.
-        """
-        pieces: list[str] = []
+    def pieces(self, count: int) -> tuple[Piece, ...]:
+        """At most ``count`` short pieces, far enough apart that a hard line break spoils only one of them."""
+        found: list[Piece] = []
         for literal in sorted(self.literals, key=len, reverse=True):
+            for start in range(0, max(1, len(literal) - _SHORTEST_PIECE), _PIECE_DISTANCE):
+                found.append(_piece(literal[start : start + _PIECE_DISTANCE].strip()))
+        useful = [piece for piece in found if len(piece.text) >= _SHORTEST_PIECE] or found
+        rare = [piece for piece in useful if piece.is_rare] or useful
+        return tuple(dict.fromkeys(rare))[:count]
+
+    def is_torn_in(self, text: str) -> bool:
+        """A part of the message stands at an edge of this line, so that the rest may stand on the lines around it."""
+        for place, literal in enumerate(self.literals):
             body = literal.strip()
-            for start in range(0, max(1, len(body) - _SHORTEST_FRAGMENT), _FRAGMENT_DISTANCE):
-                last = max(start, min(len(body), start + _FRAGMENT_DISTANCE) - _SHORTEST_FRAGMENT)
-                place = min(range(start, last + 1), key=lambda place: (_commonness(body[place]), place))
-                pieces.append(body[place : place + _FRAGMENT_LENGTH].rstrip())
-        pieces.sort(key=lambda piece: _commonness(piece[0]) == len(_RARE))
-        useful = [piece for piece in pieces if len(piece) >= _SHORTEST_FRAGMENT] or pieces
-        return tuple(dict.fromkeys(useful))[:count]
+            if len(body) < _SHORTEST_PIECE:
+                continue
+            at = text.find(body)
+            if at >= 0:
+                reach = _WIDE_REACH if "{*}" in self.text else _REACH
+                is_first, is_last = place == 0, place == len(self.literals) - 1
+                if (not is_first and at <= reach) or (not is_last and len(text) - at - len(body) <= reach):
+                    return True
+                if is_last and self.text.endswith("}") and at + len(body) == len(text):
+                    return True
+            elif _is_cut(body, text):
+                return True
+        return False
 
     def search(self, text: str, compact: str) -> re.Match[str] | None:
         """Find the message in ``text``; ``compact`` is the same text without blanks (computed once by the caller)."""
         return self.regex.search(text) if self.core in compact else None
 
 
-def _commonness(character: str) -> int:
-    place = _RARE.find(character)
-    return len(_RARE) if place < 0 else place
+def _is_cut(message: str, text: str) -> bool:
+    """The text ends with the beginning of the message, or begins with its end."""
+    cuts = range(_SHORTEST_PIECE, len(message))
+    return any(text.endswith(message[:cut]) or text.startswith(message[-cut:]) for cut in cuts)
 
 
 def number(text: str) -> float:
@@ -104,29 +130,12 @@ def gib_of(unit: str) -> float:
     return _GIB_OF_UNIT.get(unit[0].upper(), 1 / 2**30) if unit.lower() not in ("b", "bytes") else 1 / 2**30
 
 
-def any_of(literals: Iterable[str]) -> re.Pattern[bytes]:
-    """One pattern that finds any of the texts in raw bytes; common beginnings are tried once (a trie)."""
-    trie: dict[str, dict[str, object]] = {}
-    for literal in sorted(set(literals)):
-        _grow(trie, literal)
-    return re.compile(_branches(trie).encode())
-
-
-def _grow(trie: dict[str, dict[str, object]], literal: str) -> None:
-    node: dict[str, object] = trie  # type: ignore[assignment]
-    for character in literal:
-        if "" in node:  # a shorter text already matches here
-            return
-        node = node.setdefault(character, {})  # type: ignore[assignment]
-    node.clear()
-    node[""] = {}
-
-
-def _branches(node: dict[str, dict[str, object]]) -> str:
-    if "" in node or not node:
-        return ""
-    branches = [re.escape(character) + _branches(child) for character, child in node.items()]  # type: ignore[arg-type]
-    return branches[0] if len(branches) == 1 else "(?:" + "|".join(branches) + ")"
+def _piece(text: str) -> Piece:
+    """The best piece of a text: around its rarest character."""
+    ranks = [_RARE.find(character) for character in text]
+    anchor = min(range(len(text)), key=lambda place: (ranks[place] if ranks[place] >= 0 else len(_RARE), place))
+    start = max(0, min(anchor - _PIECE_LENGTH // 2, len(text) - _PIECE_LENGTH))
+    return Piece(text[start : start + _PIECE_LENGTH], anchor - start)
 
 
 def _literal(text: str) -> str:
