@@ -26,7 +26,7 @@ class Danger:
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """What must stay free, in bytes."""
+    """What must stay free, in bytes; of a small disk half of what was free before the trial."""
 
     memory_bytes: int
     shared_memory_bytes: int = 64 * MIB
@@ -53,7 +53,8 @@ class Guard:
         self._floors = floors or usual_floors()
         self._available_bytes, self._free_bytes = available_bytes, free_bytes
         self._available_before = available_bytes()
-        self._shared_before = self._shared_bytes()
+        self._shared_floor = min(self._floors.shared_memory_bytes, self._shared_bytes() // 2)
+        self._disk_floor = min(self._floors.disk_bytes, free_bytes(folder) // 2)
 
     def danger(self, processes: Callable[[], Sequence[psutil.Process]]) -> Danger | None:
         """Say whether the trial must end now. ``processes``: the trial's, asked for only when something is short."""
@@ -63,10 +64,10 @@ class Guard:
             ours = memory_bytes(processes())
             what = f"host memory down to {available / GIB:.1f} GiB free, the trial holds {ours / GIB:.1f} GiB"
             return Danger(what, taken > 0 and ours >= 0.7 * taken)
-        if self._shared_bytes() < min(self._floors.shared_memory_bytes, self._shared_before // 2):
+        if self._shared_bytes() < self._shared_floor:
             return Danger(f"{SHARED_MEMORY} is nearly full", is_ours=False)
-        if self._free_bytes(self._folder) < self._floors.disk_bytes:
-            return Danger("the disk of the results folder is nearly full", is_ours=False)
+        if self._free_bytes(self._folder) < self._disk_floor:
+            return Danger("the disk for the trial's log and compile cache is nearly full", is_ours=False)
         return None
 
     def _shared_bytes(self) -> int:

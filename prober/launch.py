@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +19,8 @@ from prober.records import NotReady
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 END_SECONDS = 30.0
+PR_SET_CHILD_SUBREAPER = 36
+LISTENING = "0A"  # as /proc/net/tcp writes it
 
 
 class Launch:
@@ -28,6 +32,8 @@ class Launch:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, tag: str) -> None:
         self.tag = tag
         self._lines = ""
+        self._earlier = psutil.Process().children(recursive=True)
+        _adopt_orphans(True)  # whatever the supervisor leaves, should somebody kill it, comes to us
         self._supervisor = subprocess.Popen(
             [sys.executable, "-I", str(SUPERVISOR), str(log), *command],
             env={**environment, **ownership.tag(tag)},
@@ -65,6 +71,11 @@ class Launch:
             return psutil.Process(self._supervisor.pid).children(recursive=True)
         return []
 
+    def listens_on(self, port: int) -> bool:
+        """Tell whether it is the command's own process that listens on this TCP port, not a stranger's."""
+        sockets = _listening_sockets(port)
+        return sockets is None or any(sockets & _open_sockets(process.pid) for process in self.processes())
+
     def end(self) -> None:
         """End everything the command started, and return once it is dead. Raises NotReady if something will not die."""
         assert self._supervisor.stdin is not None  # PIPE
@@ -76,7 +87,9 @@ class Launch:
             self._supervisor.kill()
             self._supervisor.wait()
         self._read()
-        end_tagged(self.tag)
+        if self._supervisor.returncode != 0:
+            self._end_left_over()
+        _adopt_orphans(False)
 
     def _read(self) -> str:
         assert self._supervisor.stdout is not None  # PIPE
@@ -84,18 +97,24 @@ class Launch:
             self._lines += (self._supervisor.stdout.read() or b"").decode()
         return self._lines
 
+    def _end_left_over(self) -> None:
+        """End what a killed supervisor has left: it is our child now, or carries this trial's tag."""
+        until = time.monotonic() + END_SECONDS
+        while left := [*self._orphans(), *(one for one in psutil.process_iter() if _carries(one, self.tag))]:
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            _, alive = psutil.wait_procs(left, timeout=max(0.0, until - time.monotonic()))
+            if alive:
+                pids = ",".join(str(process.pid) for process in alive)
+                raise NotReady(f"Processes of the last trial do not die (in the driver?): look at `ps -fp {pids}`.")
 
-def end_tagged(tag: str) -> int:
-    """End what still carries this trial's tag (its supervisor was killed); return how many there were."""
-    left = [process for process in psutil.process_iter() if _carries(process, tag)]
-    for process in left:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    _, alive = psutil.wait_procs(left, timeout=END_SECONDS)
-    if alive:
-        pids = ", ".join(str(process.pid) for process in alive)
-        raise NotReady(f"Processes {pids} of the last trial do not die (in the driver?); look at `ps -fp {pids}`.")
-    return len(left)
+    def _orphans(self) -> list[psutil.Process]:
+        return [one for one in psutil.Process().children(recursive=True) if one not in self._earlier]
+
+
+def _adopt_orphans(is_wanted: bool) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0)
 
 
 def _carries(process: psutil.Process, tag: str) -> bool:
@@ -103,6 +122,31 @@ def _carries(process: psutil.Process, tag: str) -> bool:
         return process.environ().get(ownership.TRIAL_VARIABLE) == tag and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, OSError):
         return False
+
+
+def _listening_sockets(port: int) -> set[str] | None:
+    """The sockets that listen on the port, as ``/proc/PID/fd`` names them; None where the kernel does not tell."""
+    found: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            if table == "/proc/net/tcp":
+                return None
+            continue
+        for _, local, _, state, _, _, _, _, _, inode, *_ in map(str.split, lines):
+            if state == LISTENING and int(local.rpartition(":")[2], 16) == port:
+                found.add(f"socket:[{inode}]")
+    return found
+
+
+def _open_sockets(pid: int) -> set[str]:
+    sockets: set[str] = set()
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(link))
+    return sockets
 
 
 def output_of(command: Sequence[str], timeout_seconds: float) -> tuple[int | None, str]:

@@ -7,6 +7,7 @@ import json
 import re
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -77,6 +78,9 @@ class Proof(Protocol):
     def look(self) -> None:
         """Bring `progress` up to date without waiting."""
 
+    def close(self) -> None:
+        """Ask nothing more."""
+
 
 def prompt_length(verify: Verify, length: int) -> int:
     """Tokens to send: with the one that comes back, a full proof fills ``length`` exactly."""
@@ -84,12 +88,15 @@ def prompt_length(verify: Verify, length: int) -> int:
 
 
 class ServerProof:
-    """Ask a server over HTTP, from a thread of its own. No proxy is ever used."""
+    """Ask a server over HTTP, from a thread of its own. No proxy is ever used.
 
-    def __init__(self, port: int, key: str, verify: Verify) -> None:
+    ``is_ours`` tells whether it is the trial that listens on the port: a stranger's answer proves nothing.
+    """
+
+    def __init__(self, port: int, key: str, verify: Verify, is_ours: Callable[[], bool]) -> None:
         self.progress = Progress()
-        self._port, self._key, self._verify = port, key, verify
-        self._failures = 0
+        self._port, self._key, self._verify, self._is_ours = port, key, verify, is_ours
+        self._closed = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
 
     def look(self) -> None:
@@ -100,9 +107,13 @@ class ServerProof:
                 running, waiting = gauges["num_requests_running"], gauges["num_requests_waiting"]
                 self.progress.saw(time.monotonic(), Scheduler(running, waiting, gauges["kv_cache_usage_perc"]))
 
+    def close(self) -> None:
+        self._closed.set()
+
     def _run(self) -> None:
-        while self._get("/health") is None:
-            time.sleep(POLL_SECONDS)
+        while self._get("/health") is None or not self._is_ours():
+            if self._closed.wait(POLL_SECONDS):
+                return
         progress = self.progress
         model = self._model()
         progress.max_model_len = model.get("max_model_len")
@@ -131,16 +142,18 @@ class ServerProof:
         self.progress.is_asked = True
         try:
             status, text = self._call("POST", "/v1/completions", json.dumps(body), timeout=None)
-        except (OSError, http.client.HTTPException) as error:
-            self.progress.rejection = f"no answer: {error or type(error).__name__}"
-            self.progress.is_finished = True
+            usage = json.loads(text).get("usage") or {} if status == 200 else {}
+        except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
+            self._reject(f"no answer: {error or type(error).__name__}")
             return
-        if status != 200:
-            self.progress.rejection = f"HTTP {status}: {error_message(text)}"
-            self.progress.is_finished = True
-            return
-        usage = json.loads(text).get("usage") or {}
-        self.progress.answered(usage.get("prompt_tokens"), usage.get("completion_tokens"), tokens)
+        if status == 200:
+            self.progress.answered(usage.get("prompt_tokens"), usage.get("completion_tokens"), tokens)
+        else:
+            self._reject(f"HTTP {status}: {error_message(text)}")
+
+    def _reject(self, why: str) -> None:
+        self.progress.rejection = why
+        self.progress.is_finished = True
 
     def _get(self, path: str) -> str | None:
         """The body of a 200 answer, else None."""
@@ -178,6 +191,9 @@ class OfflineProof:
         self._events = events
         self._read_bytes = 0
         self._sent = 0
+
+    def close(self) -> None:
+        """Nothing is under way here: the child asks."""
 
     def look(self) -> None:
         try:

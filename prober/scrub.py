@@ -54,7 +54,7 @@ class Scrubber:
         values |= {found for value in environment.values() for found in PASSWORD_IN_URL.findall(value)}
         self._values = tuple(value.encode(errors="surrogateescape") for value in values if len(value) >= SHORTEST)
 
-    def bytes(self, content: bytes) -> bytes:
+    def mask(self, content: bytes) -> bytes:
         pieces, done = [], 0
         for start, end in sorted(self._spans(content)):
             if end > done:
@@ -63,7 +63,7 @@ class Scrubber:
         return b"".join([*pieces, content[done:]])
 
     def text(self, content: str) -> str:
-        return self.bytes(content.encode(errors="surrogatepass")).decode(errors="surrogatepass")
+        return self.mask(content.encode(errors="surrogatepass")).decode(errors="surrogatepass")
 
     def move(self, source: Path, target: Path, most_bytes: int = KEPT_BYTES) -> None:
         """Write a scrubbed copy in bounded memory and remove the original. Of a flood the middle is left out."""
@@ -89,9 +89,9 @@ class Scrubber:
             most_bytes -= len(chunk)
             rest += chunk
             cut = self._cut(rest)
-            yield self.bytes(rest[:cut])
+            yield self.mask(rest[:cut])
             rest = rest[cut:]
-        yield self.bytes(rest)
+        yield self.mask(rest)
 
     def _cut(self, content: bytes) -> int:
         """Where content may be cut without cutting a secret."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,13 +21,15 @@ from prober.engine import Engine
 from prober.leases import choose_and_lease
 from prober.patience import Limits
 from prober.public_text import public_text
-from prober.records import Combination, Machine, Verdict, Verify
-from prober.scrub import Scrubber
+from prober.records import Combination, Machine, NotReady, Verdict, Verify
+from prober.scrub import Scrubber, secrets_in
 from prober.store import Store
 from prober.trial import Setting, attempt, log_path
 
 IDLE_SECONDS = 600.0  # to wait for a neighbour, unless told otherwise
 RETURN_SECONDS = 60.0  # to wait for a trial's own memory
+PREFIX = "prober-trials-"
+SETTLED_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -83,22 +88,59 @@ def launcher(
     station: Station, store: Store, verify: Verify, limits: Limits
 ) -> Iterator[Callable[[Combination, int | None, str, Report], Shown]]:
     """Yield what launches one trial there and keeps its log, scrubbed. The private folder goes when the search ends."""
-    folder = Path(tempfile.mkdtemp(prefix="prober-"))
-    try:
+    with private_folder(Path(tempfile.gettempdir())) as folder:
 
         def launch(combination: Combination, length: int | None, tag: str, report: Report) -> Shown:
             station.wait_until_idle()
-            scrubber = Scrubber(os.environ)
+            scrubber = Scrubber(os.environ, secrets_in(combination.other_flags))
             setting = Setting(station.engine, combination, verify, limits, folder, station.environment)
             try:
                 verdict, exit_status = attempt(setting, length, tag, report)
             finally:
-                scrubber.move(log_path(setting, tag), store.log_path(tag))
+                _keep(scrubber, log_path(setting, tag), store.log_path(tag))
             return Shown(published(verdict, scrubber), exit_status, station.leaked_mib())
 
         yield launch
+
+
+def _keep(scrubber: Scrubber, log: Path, kept: Path) -> None:
+    try:
+        scrubber.move(log, kept)
+    except OSError as error:
+        kept.unlink(missing_ok=True)
+        raise NotReady(f"The log {kept} cannot be written: {error.strerror}; earlier trials are intact.") from error
+
+
+@contextmanager
+def private_folder(parent: Path) -> Iterator[Path]:
+    """Yield an empty folder that only we can read, gone afterwards; those that killed probers have left go, too.
+
+    A lock says that its prober lives: it holds across containers that share the parent.
+    """
+    remove_left_over(parent)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def remove_left_over(parent: Path) -> None:
+    """Remove our own private folders whose prober is dead. A new one may not be locked yet: it is left alone."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            found = folder.lstat()
+            is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+            if is_ours and time.time() - found.st_mtime > SETTLED_SECONDS:
+                handle = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(handle)
 
 
 def published(verdict: Verdict, scrubber: Scrubber) -> Verdict:

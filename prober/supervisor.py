@@ -28,8 +28,9 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_SECONDS = 1.5  # for the command to end its own workers and to remove its shared memory
 TICK_SECONDS = 0.05
-REAP_SECONDS = 1.0
-SHARED_MEMORY = re.compile(r" (/dev/shm/\S+)$", re.MULTILINE)
+LOOK_SECONDS = 1.0
+SHARED_MEMORY = "/dev/shm"  # noqa: S108  # where the kernel keeps POSIX shared memory
+MAPPED = re.compile(rf" {SHARED_MEMORY}/([^/\s]+)$", re.MULTILINE)
 
 
 def main() -> None:
@@ -37,13 +38,14 @@ def main() -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))
-    child = start(command, log_path)
+    segments = Segments()
     try:
-        report(f"exit {wait(child)}")
+        child = start(command, log_path)
+        report(f"exit {wait(child, segments)}")
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        report(f"ended {end_tree(child)}")
+        report(f"ended {end_tree(segments)}")
 
 
 def start(command: list[str], log_path: str) -> subprocess.Popen[bytes]:
@@ -65,45 +67,46 @@ def start(command: list[str], log_path: str) -> subprocess.Popen[bytes]:
             sys.exit(0)
 
 
-def wait(child: subprocess.Popen[bytes]) -> int | None:
+def wait(child: subprocess.Popen[bytes], segments: Segments) -> int | None:
     """The command's exit status; None when the prober lets go of our standard input first."""
-    next_reap = time.monotonic() + REAP_SECONDS
+    next_look = time.monotonic()
     while True:
         status = child.poll()
         if status is not None:
             return status
         if select.select([sys.stdin], [], [], TICK_SECONDS)[0] and not os.read(0, 64):
             return None
-        if time.monotonic() > next_reap:
-            reap_orphans(child)
-            next_reap += REAP_SECONDS
+        if time.monotonic() > next_look:
+            tree = descendants()
+            segments.note(tree)
+            reap(process for process in tree if process.pid != child.pid)
+            next_look = time.monotonic() + LOOK_SECONDS
 
 
-def reap_orphans(child: subprocess.Popen[bytes]) -> None:
-    """Collect re-parented processes that have ended, so that none stays a zombie."""
-    for process in descendants():
-        if process.pid != child.pid:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(process.pid, os.WNOHANG)
+def reap(processes: Iterable[psutil.Process]) -> None:
+    """Collect those that have ended, re-parented ones included, so that none stays a zombie."""
+    for process in processes:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(process.pid, os.WNOHANG)
 
 
-def end_tree(child: subprocess.Popen[bytes]) -> int:
+def end_tree(segments: Segments) -> int:
     """End every descendant; return how many there were. First politely, so that shared memory is removed."""
     tree = descendants()
-    shared = shared_memory(tree)
-    if child.poll() is None:
-        child.terminate()
-    polite_until = time.monotonic() + (GRACE_SECONDS if tree else 0)
+    segments.note(tree)
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            child.terminate()
+    polite_until = time.monotonic() + GRACE_SECONDS
     while living := descendants():
-        reap_orphans(child)
-        child.poll()
+        reap(living)
         if time.monotonic() > polite_until:
-            shared |= shared_memory(living)
+            segments.note(living)
             for process in living:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
         time.sleep(TICK_SECONDS)
-    remove_unused(shared)
+    segments.remove_unused()
     return len(tree)
 
 
@@ -111,22 +114,38 @@ def descendants() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-def shared_memory(processes: Iterable[psutil.Process]) -> set[str]:
-    """The files in /dev/shm that these processes have mapped."""
-    paths: set[str] = set()
-    for process in processes:
-        with contextlib.suppress(OSError):
-            paths.update(SHARED_MEMORY.findall(Path(f"/proc/{process.pid}/maps").read_text()))
-    return paths
+class Segments:
+    """The shared memory that came with this tree: a killed process cannot remove its own.
 
+    Only segments directly in /dev/shm that were not there before; folders there (a model, a cache) are the user's.
+    """
 
-def remove_unused(paths: set[str]) -> None:
-    """Remove what only the ended processes had mapped; killed processes cannot do it themselves."""
-    if not paths:
-        return
-    for path in paths - shared_memory(psutil.process_iter()):
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+    def __init__(self) -> None:
+        self._before = set(self._names())
+        self._seen: set[str] = set()
+
+    def note(self, processes: Iterable[psutil.Process]) -> None:
+        """Remember what these processes have mapped."""
+        for process in processes:
+            with contextlib.suppress(OSError):
+                self._seen.update(MAPPED.findall(Path(f"/proc/{process.pid}/maps").read_text(errors="replace")))
+
+    def remove_unused(self) -> None:
+        """Remove what nobody has mapped any more."""
+        ours = (self._seen - self._before) & set(self._names())
+        if not ours:
+            return
+        self._seen = set()
+        self.note(psutil.process_iter())
+        for name in ours - self._seen:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{SHARED_MEMORY}/{name}")
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(SHARED_MEMORY)
+        except OSError:
+            return []
 
 
 def prctl(option: int, value: int) -> None:

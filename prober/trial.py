@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +24,8 @@ TICK_SECONDS = 0.2
 STUCK_SECONDS = 10.0  # the request waits while nothing runs: a block that is never granted
 EXPLAIN_SECONDS = 5.0  # after a failed request: for the reason to reach the log
 READ_BYTES = 32 << 20  # of the log, in one look
-TOO_LARGE = re.compile(r"maximum context length|longer than the maximum|exceeds the capacity|ended without a token")
+TOO_LARGE = re.compile(r"maximum context length|longer than the maximum|exceeds the capacity")
+QUIET_STAGES = (Stage.READY, Stage.SERVE)  # the log then grows by our own questions: only the scheduler shows progress
 
 Report = Callable[[Stage, float], None]  # the running trial's stage and its age in seconds
 
@@ -40,46 +42,58 @@ class Setting:
     devices: Mapping[str, str]  # the environment that shows exactly the leased devices
 
 
-def attempt(setting: Setting, length: int | None, tag: str, report: Report) -> tuple[Verdict, int | None]:
+def attempt(
+    setting: Setting, length: int | None, tag: str, report: Report, guard: Guard | None = None
+) -> tuple[Verdict, int | None]:
     """Launch once and return the verdict with the exit status (None: it had to be ended).
 
-    ``length`` None starts with the model's own limit. The log is left at `log_path`; nothing of the trial lives on.
+    ``length`` None starts with the model's own limit; ``guard`` None is one with the usual floors. The log is left at
+    `log_path`; nothing else of the trial stays. Raises NotReady where a process of it cannot be ended.
     """
-    guard = Guard(setting.folder)
-    start, proof_of = _prepare(setting, length, tag)
-    environment = {**start.environment, **setting.devices}
-    with Launch(start.command, environment, log_path(setting, tag), tag) as launch:
-        watch = _Watch(setting, length, launch, proof_of(), guard, tag, report)
-        verdict = watch.until_it_shows()
-        return verdict, launch.exit_status
+    guard = guard or Guard(setting.folder)
+    with _cache(setting, tag) as cache:
+        start, proof_of = _prepare(setting, length, tag, cache)
+        environment = {**start.environment, **setting.devices}
+        with (
+            Launch(start.command, environment, log_path(setting, tag), tag) as launch,
+            contextlib.closing(proof_of(launch)) as proof,
+        ):
+            watch = _Watch(setting, length, launch, proof, guard, tag, report)
+            return watch.until_it_shows(), launch.exit_status
 
 
 def log_path(setting: Setting, tag: str) -> Path:
     return setting.folder / f"{tag}.log"
 
 
-def _prepare(setting: Setting, length: int | None, tag: str) -> tuple[Start, Callable[[], Proof]]:
-    cache = _cache(setting, tag)
+def _prepare(setting: Setting, length: int | None, tag: str, cache: Path) -> tuple[Start, Callable[[Launch], Proof]]:
     if setting.combination.entrypoint is Entrypoint.LLM:
         events = setting.folder / f"{tag}.events"
         start = offline(setting.engine, setting.combination, length, setting.verify, cache, events)
-        return start, lambda: OfflineProof(events)
+        return start, lambda _: OfflineProof(events)
     port, key = _free_port(), secrets.token_urlsafe(24)
     start = server(setting.engine, setting.combination, length, port, key, cache)
-    return start, lambda: ServerProof(port, key, setting.verify)
+    return start, lambda launch: ServerProof(port, key, setting.verify, lambda: launch.listens_on(port))
 
 
-def _cache(setting: Setting, tag: str) -> Path:
-    """An empty cache for each cold start, one for the search otherwise. What vLLM knows of model classes (no effect on
-    memory, 8 s to find out on two cores) is shared."""
+@contextlib.contextmanager
+def _cache(setting: Setting, tag: str) -> Iterator[Path]:
+    """An empty cache for each cold start, gone after it; one for the search otherwise.
+
+    What vLLM knows of model classes (no effect on memory, 8 s to find out on two cores) is shared.
+    """
     shared = setting.folder / "cache"
     (shared / "modelinfos").mkdir(parents=True, exist_ok=True)
     if setting.combination.compile_state is not CompileState.COLD:
-        return shared
+        yield shared
+        return
     own = setting.folder / f"{tag}.cache"
     own.mkdir()
     (own / "modelinfos").symlink_to(shared / "modelinfos")
-    return own
+    try:
+        yield own
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
 
 
 def _free_port() -> int:
@@ -123,7 +137,8 @@ class _Watch:
         has_output = self._read_log()
         self._proof.look()
         now, steps = time.monotonic(), self._proof.progress.steps
-        self._patience.note(self.stage, has_output or steps > self._steps, now)
+        has_progress = steps > self._steps or (has_output and self.stage not in QUIET_STAGES)
+        self._patience.note(self.stage, has_progress, now)
         self._steps = steps
         self._report(self.stage, now - self._began)
 
