@@ -95,7 +95,7 @@ _CONFIG = _rules(
     ("context_parallel", "decode_context_parallel_size > 1"),
     ("context_parallel", "When PCP is enabled, DCP must be"),
     ("context_parallel", "decode context parallel group already initialized"),
-    ("context_parallel", "{DCP|PCP} not support "),
+    ("context_parallel", "CP not support "),
     ("data_parallel", "Invalid data-parallel launch options"),
     # batches
     ("batched_tokens", "max_num_batched_tokens ({max_num_batched_tokens}) is smaller than max_model_len ({requested_max_model_len})"),
@@ -332,7 +332,7 @@ WRAPPERS: tuple[Rule, ...] = (
         ("engine_process", "MQLLMEngine is already dead"),
         ("engine_process", "EngineDeadError"),
         ("engine_process", "Got fatal signal from worker processes"),
-        ("engine_process", "Engine {} failed: "),
+        ("engine_process", "RuntimeError: Engine {} failed: "),
         ("engine_process", "Executor failed."),
         ("worker", "WorkerProc {failed|hit an exception|initialization failed|was terminated}"),
         ("worker", "Worker failed with error"),
