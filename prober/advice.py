@@ -1,0 +1,352 @@
+"""From a verdict to the ways out: best first, each with its own number and its price."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prober import estimates
+from prober.estimates import HIGHEST_UTILIZATION, Room
+from prober.records import Figures, Outcome, Stage, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """One way out. ``value`` is what ``flag`` takes; ``expected_max_model_len`` None: not computable from this log."""
+
+    action: str
+    flag: str | None
+    value: int | float | str | None
+    expected_max_model_len: int | None
+    why: str
+
+
+def fixes(verdict: Verdict) -> tuple[Fix, ...]:
+    """The ways out of this failure; none for a start that did not fail."""
+    advise = _ADVICE.get(verdict.outcome)
+    return tuple(advise(verdict)) if advise is not None else ()
+
+
+def _kv_too_small(verdict: Verdict) -> Iterator[Fix]:
+    figures = verdict.figures
+    yield from _shorter(figures)
+    yield from _higher_utilization(figures)
+    known = estimates.room(figures)
+    yield from _smaller_cache_entries(figures, known)
+    yield from _smaller_working_set(figures, known)
+    yield from _more_devices(figures, known)
+    yield from _smaller_weights(figures, known)
+
+
+def _no_kv_memory(verdict: Verdict) -> Iterator[Fix]:
+    figures = verdict.figures
+    total, weights = figures.total_gib, figures.weights_gib
+    if total is not None and weights is not None and weights >= total * HIGHEST_UTILIZATION:
+        yield Fix(
+            "use more or larger devices", None, None, None,
+            f"no setting can work: the weights alone take {weights:.2f} GiB of the device's {total:.2f} GiB",
+        )  # fmt: skip
+    else:
+        yield from _higher_utilization(figures)
+        yield from _smaller_working_set(figures, None)
+    yield from _more_devices(figures, None)
+    yield from _smaller_weights(figures, None)
+
+
+def _device_oom(verdict: Verdict) -> Iterator[Fix]:
+    figures = verdict.figures
+    if verdict.stage is Stage.LOAD:
+        yield from _free_memory(verdict)
+        yield from _more_devices(figures, None)
+        yield from _smaller_weights(figures, None)
+        return
+    if verdict.stage in (Stage.CAPTURE, Stage.SERVE, Stage.KV_CACHE):
+        yield from _lower_utilization(figures)
+    yield from _smaller_working_set(figures, None)
+    yield from _fewer_sequences(figures)
+    if verdict.stage is Stage.PROFILE:
+        yield from _half_the_length(figures)
+    yield from _free_memory(verdict)
+    yield from _more_devices(figures, None)
+
+
+def _host_oom(verdict: Verdict) -> Iterator[Fix]:
+    yield from _fewer_sequences(verdict.figures)
+    yield from _half_the_length(verdict.figures)
+    yield Fix("free host memory", None, None, None, "host buffers grow with max_num_seqs × max_model_len")
+
+
+def _device_busy(verdict: Verdict) -> Iterator[Fix]:
+    figures = verdict.figures
+    if verdict.stage is Stage.PROFILE:
+        yield Fix(
+            "start again on a quiet device", None, None, None,
+            "another process freed memory while vLLM measured; nothing is wrong with the settings",
+        )  # fmt: skip
+        return
+    yield from _free_memory(verdict)
+    if figures.free_gib is not None and figures.total_gib:
+        share = math.floor(figures.free_gib / figures.total_gib * 100) / 100
+        if share > 0.05:
+            yield Fix(
+                "lower gpu_memory_utilization", "--gpu-memory-utilization", share, None,
+                f"{figures.free_gib:.2f} of {figures.total_gib:.2f} GiB are free; the KV cache shrinks by the difference",
+            )  # fmt: skip
+
+
+def _sequence_slots(verdict: Verdict) -> Iterator[Fix]:
+    slots = verdict.figures.sequence_slots
+    yield Fix(
+        "allow fewer sequences", "--max-num-seqs", slots, verdict.figures.requested_max_model_len,
+        "each sequence needs one Mamba block; the price is concurrency, not length",
+    )  # fmt: skip
+    yield from _higher_utilization(verdict.figures)
+
+
+def _over_model_limit(verdict: Verdict) -> Iterator[Fix]:
+    limit = verdict.figures.model_limit
+    yield Fix("ask for the model's limit", "--max-model-len", limit, limit, "the model was not trained for more")
+    yield Fix(
+        "extend the model's positions", "--hf-overrides", None, None,
+        "rope scaling (YaRN), if the model's card says so; quality beyond the trained length is the price",
+    )  # fmt: skip
+
+
+def _too_short(verdict: Verdict) -> Iterator[Fix]:
+    if verdict.rule == "prefill_threshold":
+        yield Fix("ask for a longer length", "--max-model-len", None, None, "it must reach the prefill threshold")
+        return
+    item = re.search(r"max_tokens_per_mm_item \((\d+)\)", verdict.evidence)
+    yield Fix(
+        "raise max_num_batched_tokens", "--max-num-batched-tokens", int(item[1]) if item else None, None,
+        "one multimodal item must fit a batch; activations grow and the KV cache shrinks a little",
+    )  # fmt: skip
+
+
+def _unservable(verdict: Verdict) -> Iterator[Fix]:
+    figures = verdict.figures
+    block, length = figures.block_size or 16, figures.requested_max_model_len
+    shorter = max(0, (length - 1) // block * block) or None if length else None
+    yield Fix(
+        "ask for one block less", "--max-model-len", shorter, shorter,
+        "the server starts, but never grants the last block of a request of full length",
+    )  # fmt: skip
+    yield from _higher_utilization(figures)
+
+
+def _bad_config(verdict: Verdict) -> Iterator[Fix]:
+    heads = re.search(r"attention heads \((\d+)\)", verdict.evidence)
+    if heads:
+        sizes = [size for size in estimates.divisors(int(heads[1])) if size <= 16]
+        wanted = verdict.figures.tensor_parallel_size or 1
+        best = min(sizes, key=lambda size: (abs(size - wanted), size))
+        yield Fix(
+            "use a tensor-parallel size that divides the heads", "--tensor-parallel-size", best, None,
+            f"{heads[1]} attention heads allow {', '.join(map(str, sizes))}",
+        )  # fmt: skip
+        return
+    action, flag, value, why = _CONFIG.get(verdict.rule or "", _CONFIG_UNKNOWN)
+    yield Fix(action, flag, value, None, why)
+
+
+def _crash(verdict: Verdict) -> Iterator[Fix]:
+    if verdict.rule in _CRASHES:
+        action, why = _CRASHES[verdict.rule]
+        yield Fix(action, None, None, None, why)
+        return
+    yield Fix(
+        "bring the part of the log before this line", None, None, None,
+        "this only says that another process failed; its own ERROR lines or traceback (EngineCore, Worker) stand "
+        "above, on stderr as well as on stdout",
+    )  # fmt: skip
+
+
+def _timeout(_: Verdict) -> Iterator[Fix]:
+    yield Fix(
+        "give the engine more time", "VLLM_ENGINE_READY_TIMEOUT_S", 3600, None,
+        "a slow disk or download looks like this; a hung collective does too, then the workers' logs say more",
+    )  # fmt: skip
+
+
+def _shorter(figures: Figures) -> Iterator[Fix]:
+    length = estimates.length_that_fits(figures)
+    if length is None:
+        return
+    told = figures.estimated_max_len or figures.max_tokens_in_cache
+    kept = f", less the block(s) that this version never grants (vLLM says {told:,})" if told and told > length else ""
+    yield Fix("ask for a shorter length", "--max-model-len", length, length, f"what this run's KV memory holds{kept}")
+
+
+def _higher_utilization(figures: Figures) -> Iterator[Fix]:
+    missing = estimates.missing_gib(figures)
+    if missing is None and figures.available_gib is not None and figures.available_gib <= 0:
+        missing = -figures.available_gib + 0.01
+    now = estimates.utilization(figures)
+    if missing is None:
+        yield Fix(
+            "raise gpu_memory_utilization", "--gpu-memory-utilization", HIGHEST_UTILIZATION if now < 0.95 else None,
+            None, f"now {now:.2f}; the log does not say how much is missing, and {HIGHEST_UTILIZATION} is the most to try",
+        )  # fmt: skip
+        return
+    needed = estimates.utilization_for(figures, missing)
+    if needed is None:
+        yield Fix(
+            "raise gpu_memory_utilization", "--gpu-memory-utilization", None, figures.requested_max_model_len,
+            f"{missing:.2f} GiB are missing; divided by the device's total GiB that is how much to add to {now:.2f}",
+        )  # fmt: skip
+    elif needed > HIGHEST_UTILIZATION:
+        yield Fix(
+            "do not raise gpu_memory_utilization", None, None, None,
+            f"{missing:.2f} GiB are missing, which takes {needed:.2f}; above {HIGHEST_UTILIZATION} graphs, the driver "
+            "and neighbours run out of memory instead",
+        )  # fmt: skip
+    else:
+        yield Fix(
+            "raise gpu_memory_utilization", "--gpu-memory-utilization", needed, figures.requested_max_model_len,
+            f"{missing:.2f} GiB are missing of {figures.total_gib:.2f}; less is left for graphs and neighbours",
+        )  # fmt: skip
+
+
+def _lower_utilization(figures: Figures) -> Iterator[Fix]:
+    now = estimates.utilization(figures)
+    lower = round(now - 0.05, 2)
+    yield Fix(
+        "lower gpu_memory_utilization", "--gpu-memory-utilization", lower, None,
+        "memory ran out after the KV cache was sized, so the cache must be smaller; raising the fraction makes this "
+        "worse. If the length is then refused, no fraction works and the device is too small for it",
+    )  # fmt: skip
+
+
+def _smaller_cache_entries(figures: Figures, known: Room | None) -> Iterator[Fix]:
+    length = known.length(gib_per_token=known.gib_per_token / 2) if known else None
+    if length is None and (fits := estimates.length_that_fits(figures)) is not None:
+        length = fits * 2
+    yield Fix(
+        "keep the KV cache in eight bits", "--kv-cache-dtype", "fp8", _within(length, figures),
+        "half the bytes per token, unless the cache is fp8 already; some accuracy, and some devices cannot",
+    )  # fmt: skip
+
+
+def _smaller_working_set(figures: Figures, known: Room | None) -> Iterator[Fix]:
+    if figures.activation_gib:
+        freed = figures.activation_gib / 2
+        batch = figures.max_num_batched_tokens
+        yield Fix(
+            "batch fewer tokens", "--max-num-batched-tokens", batch // 2 if batch else 2048,
+            _within(known.length(freed), figures) if known else None,
+            f"activations take {figures.activation_gib:.2f} GiB and follow the batch; long prompts are read slower",
+        )  # fmt: skip
+    else:
+        batch = figures.max_num_batched_tokens
+        yield Fix(
+            "batch fewer tokens", "--max-num-batched-tokens", batch // 2 if batch else 2048, None,
+            "activations follow the batch; long prompts are read slower",
+        )  # fmt: skip
+    graphs = figures.cuda_graph_gib
+    freed_by_eager = f"graphs take {graphs:.2f} GiB" if graphs and graphs > 0 else "graphs take up to a few GiB"
+    yield Fix(
+        "run without CUDA graphs", "--enforce-eager", None,
+        _within(known.length(graphs), figures) if known and graphs and graphs > 0 else None,
+        f"{freed_by_eager}; decoding becomes slower",
+    )  # fmt: skip
+
+
+def _fewer_sequences(figures: Figures) -> Iterator[Fix]:
+    seqs = figures.max_num_seqs
+    yield Fix(
+        "allow fewer sequences", "--max-num-seqs", max(1, seqs // 4) if seqs else 64, None,
+        "the sampler's and the host's buffers grow with it; the price is concurrency",
+    )  # fmt: skip
+
+
+def _more_devices(figures: Figures, known: Room | None) -> Iterator[Fix]:
+    size = (figures.tensor_parallel_size or 1) * 2
+    length = None
+    if known is not None:
+        freed = (figures.weights_gib or 0.0) / 2
+        length = known.length(freed, known.gib_per_token / 2)
+    yield Fix(
+        "spread the model over more devices", "--tensor-parallel-size", size, _within(length, figures),
+        "weights and KV heads are split; the size must divide the number of attention heads",
+    )  # fmt: skip
+
+
+def _smaller_weights(figures: Figures, known: Room | None) -> Iterator[Fix]:
+    weights = figures.weights_gib
+    if weights is None or weights <= 0:
+        yield Fix("use quantized weights", None, None, None, "an AWQ, GPTQ or FP8 version of the model; some accuracy")
+        return
+    yield Fix(
+        "use quantized weights", None, None,
+        _within(known.length(weights / 2), figures) if known else None,
+        f"the weights take {weights:.2f} GiB; in eight bits about half if they are in sixteen now; some accuracy",
+    )  # fmt: skip
+
+
+def _half_the_length(figures: Figures) -> Iterator[Fix]:
+    length = figures.requested_max_model_len
+    if length and length > 1:
+        yield Fix(
+            "ask for a shorter length", "--max-model-len", length // 2, None,
+            "buffers grow with the length; half of it is a guess that a trial must prove",
+        )  # fmt: skip
+
+
+def _free_memory(verdict: Verdict) -> Iterator[Fix]:
+    holders = re.findall(r"Process (\d+) has ([\d.]+ [GM]iB) memory in use", verdict.evidence)
+    figures = verdict.figures
+    if holders:
+        who = ", ".join(f"process {pid} holds {size}" for pid, size in holders)
+    elif figures.free_gib is not None and figures.total_gib is not None:
+        who = f"{figures.total_gib - figures.free_gib:.2f} of {figures.total_gib:.2f} GiB are taken (see nvidia-smi)"
+    else:
+        who = "nvidia-smi shows who holds it; a server that was just stopped needs some seconds"
+    yield Fix("free device memory", None, None, None, who)
+
+
+def _within(length: int | None, figures: Figures) -> int | None:
+    """Never promise more than was asked for: nothing is known beyond."""
+    if not length:
+        return None
+    asked = figures.requested_max_model_len
+    return min(length, asked) if asked else length
+
+
+_CONFIG_UNKNOWN = ("correct the configuration", None, None, "no length can work before this is changed")
+_CONFIG: dict[str, tuple[str, str | None, int | float | str | None, str]] = {
+    "bfloat16": ("use float16", "--dtype", "half", "this device has no bfloat16"),
+    "gated_repo": ("get access to the model", "HF_TOKEN", None, "accept the model's terms and log in"),
+    "no_access": ("get access to the model", "HF_TOKEN", None, "the Hub refused the token, or there is none"),
+    "no_model": ("correct the model's name or path", "--model", None, "nothing is there under this name"),
+    "remote_code": ("allow the model's own code", "--trust-remote-code", None, "read it first: it runs on this machine"),
+    "architecture": ("use a vLLM that knows this model", None, None, "this version has no implementation of it"),
+    "arguments": ("correct the arguments", None, None, "vLLM did not understand the command line"),
+    "too_few_devices": ("use fewer devices", "--tensor-parallel-size", None, "more are asked for than are visible"),
+    "batched_tokens": ("raise max_num_batched_tokens", "--max-num-batched-tokens", None, "it limits length and batch"),
+}
+_CRASHES = {
+    "port_taken": ("use another port", "another server listens on this one"),
+    "disk_full": ("free disk space", "the disk, or /dev/shm, is full"),
+    "driver": ("mend the driver", "CUDA does not see a device; nvidia-smi says more"),
+    "no_network": ("mend the network, or fill the cache", "the Hub was not reached"),
+    "collective": ("mend the collective communication", "NCCL failed; NCCL_DEBUG=INFO says why"),
+    "illegal_access": ("try another attention backend or version", "a kernel read outside its memory"),
+    "exit_status": ("bring the whole log", "the process ended and its log holds no cause"),
+}
+
+_ADVICE: dict[Outcome, Callable[[Verdict], Iterator[Fix]]] = {
+    Outcome.KV_TOO_SMALL: _kv_too_small,
+    Outcome.NO_KV_MEMORY: _no_kv_memory,
+    Outcome.DEVICE_OOM: _device_oom,
+    Outcome.HOST_OOM: _host_oom,
+    Outcome.UNSERVABLE: _unservable,
+    Outcome.SEQUENCE_SLOTS: _sequence_slots,
+    Outcome.OVER_MODEL_LIMIT: _over_model_limit,
+    Outcome.TOO_SHORT: _too_short,
+    Outcome.DEVICE_BUSY: _device_busy,
+    Outcome.BAD_CONFIG: _bad_config,
+    Outcome.CRASH: _crash,
+    Outcome.TIMEOUT: _timeout,
+}
