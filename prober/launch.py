@@ -78,7 +78,8 @@ class Launch:
 
     def end(self) -> None:
         """End everything the command started, and return once it is dead. Raises NotReady if something will not die."""
-        assert self._supervisor.stdin is not None  # PIPE
+        assert self._supervisor.stdin is not None  # PIPE, both
+        assert self._supervisor.stdout is not None
         with contextlib.suppress(OSError):
             self._supervisor.stdin.close()
         try:
@@ -87,6 +88,7 @@ class Launch:
             self._supervisor.kill()
             self._supervisor.wait()
         self._read()
+        self._supervisor.stdout.close()
         if self._supervisor.returncode != 0:
             self._end_left_over()
         _adopt_orphans(False)

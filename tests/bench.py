@@ -1,0 +1,121 @@
+"""One trial of the fake engine, in this process: the true launcher, proof and guard, with limits of seconds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fake_engine import FakeEngine, Scenario, make_engine, write_model
+
+from prober import ownership
+from prober.engine import Engine
+from prober.guard import Guard
+from prober.patience import Limits
+from prober.records import Combination, Entrypoint, Stage, Verdict, Verify
+from prober.trial import Setting, attempt, log_path
+
+PROBER = Path(sys.executable).with_name("prober")
+QUICK = Limits(dict.fromkeys(Stage, 1.5))  # seconds without progress; the fake takes none
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A scenario, and how its trials are set up."""
+
+    engine: FakeEngine
+    setting: Setting
+
+    def attempt(
+        self,
+        length: int | None = 64,
+        tag: str = "t1",
+        guard: Guard | None = None,
+        report: Callable[[Stage, float], None] = lambda *_: None,
+    ) -> tuple[Verdict, int | None]:
+        """Run one trial; fails the test if anything of it lives on."""
+        shown = attempt(self.setting, length, tag, report, guard)
+        assert self.engine.launches(), self.log(tag)
+        assert self.engine.alive() == ()
+        return shown
+
+    def log(self, tag: str = "t1") -> bytes:
+        path = log_path(self.setting, tag)
+        return path.read_bytes() if path.exists() else b""
+
+    def with_limits(self, limits: Limits) -> Bench:
+        return replace(self, setting=replace(self.setting, limits=limits))
+
+
+def bench(
+    folder: Path,
+    scenario: Scenario,
+    *,
+    verify: Verify = Verify.FULL,
+    entrypoint: Entrypoint = Entrypoint.SERVE,
+    limits: Limits = QUICK,
+    tensor_parallel_size: int = 1,
+    flags: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Bench:
+    """Set a scenario up in an empty folder."""
+    engine = make_engine(folder / "engine", scenario)
+    model = write_model(folder / "model")
+    combination = Combination(
+        str(model), entrypoint=entrypoint, tensor_parallel_size=tensor_parallel_size, other_flags=flags
+    )
+    work = folder / "work"
+    work.mkdir()
+    installed = Engine(Path(sys.executable), scenario.version, None, is_cpu_build=False)
+    devices = {**engine.environment, **(environment or {})}
+    return Bench(engine, Setting(installed, combination, verify, limits, work, devices))
+
+
+@contextmanager
+def bystander(**environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that no trial started: named like a worker of vLLM, marked like one of another prober's trials."""
+    command = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)", "vllm.entrypoints.openai"]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **ownership.tag("another-trial"), **environment},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    try:
+        yield process
+        assert process.poll() is None, "a process that we did not start was ended"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@contextmanager
+def running_probe(folder: Path, engine: FakeEngine, *words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """`prober probe` of the fake engine on the CPU, in a process of its own; its two streams go to files."""
+    model = folder / "model"
+    if not model.exists():
+        write_model(model)
+    command = [str(PROBER), "probe", str(model), "--python", sys.executable, "--device", "cpu"]
+    own = {name: text for name, text in os.environ.items() if name not in ("ENGINE_PYTHON", "PROBER_TRIAL")}
+    with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
+        process = subprocess.Popen(
+            [*command, "--results", str(folder / "results"), *words],
+            env={**own, **engine.environment, **environment},
+            stdout=out,
+            stderr=err,
+            text=True,
+            cwd=folder,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            engine.end_all()
