@@ -29,7 +29,10 @@ def _spellings(words: Iterable[str]) -> Iterator[str]:
 
 # "password=…", "api_key: …" of any length, as Python, JSON and YAML write them; "token" alone not inside a longer word.
 _ASSIGNED = r"""['"]?[ \t]*[=:][ \t]*(?:[bu]?['"])?(?P<secret>[^\s'",;)}\]<>]{6,})"""
-_KEYWORDS = ("api_key", "api-key", "apikey", "password", "passwd", "secret", "hf_token", "access_token", "auth_token")
+_KEYWORDS = (
+    *("api_key", "api-key", "apikey", "access_key", "secret_key", "private_key", "password", "passwd", "secret"),
+    *("hf_token", "access_token", "auth_token"),
+)
 SHAPES = tuple(
     re.compile(pattern.encode())
     for pattern in (
