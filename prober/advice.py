@@ -32,27 +32,38 @@ def fixes(verdict: Verdict) -> tuple[Fix, ...]:
 def _kv_too_small(verdict: Verdict) -> Iterator[Fix]:
     figures = verdict.figures
     yield from _shorter(figures)
-    yield from _higher_utilization(figures)
+    if "VLLM_CPU_KVCACHE_SPACE" in verdict.evidence:
+        yield from _more_host_memory(figures)
+        return
     known = estimates.room(figures)
+    more = tuple(_higher_utilization(figures))
+    yield from (fix for fix in more if fix.flag is not None)
     yield from _smaller_cache_entries(figures, known)
     yield from _smaller_working_set(figures, known)
     yield from _more_devices(figures, known)
     yield from _smaller_weights(figures, known)
+    yield from (fix for fix in more if fix.flag is None)
 
 
 def _no_kv_memory(verdict: Verdict) -> Iterator[Fix]:
     figures = verdict.figures
+    if "VLLM_CPU_KVCACHE_SPACE" in verdict.evidence:
+        yield from _more_host_memory(figures)
+        return
     total, weights = figures.total_gib, figures.weights_gib
+    more: tuple[Fix, ...] = ()
     if total is not None and weights is not None and weights >= total * HIGHEST_UTILIZATION:
         yield Fix(
             "use more or larger devices", None, None, None,
             f"no setting can work: the weights alone take {weights:.2f} GiB of the device's {total:.2f} GiB",
         )  # fmt: skip
     else:
-        yield from _higher_utilization(figures)
+        more = tuple(_higher_utilization(figures))
+        yield from (fix for fix in more if fix.flag is not None)
         yield from _smaller_working_set(figures, None)
     yield from _more_devices(figures, None)
     yield from _smaller_weights(figures, None)
+    yield from (fix for fix in more if fix.flag is None)
 
 
 def _device_oom(verdict: Verdict) -> Iterator[Fix]:
@@ -62,10 +73,13 @@ def _device_oom(verdict: Verdict) -> Iterator[Fix]:
         yield from _more_devices(figures, None)
         yield from _smaller_weights(figures, None)
         return
+    if verdict.rule == "warmup_oom":
+        yield from _fewer_sequences(figures)
     if verdict.stage in (Stage.CAPTURE, Stage.SERVE, Stage.KV_CACHE):
         yield from _lower_utilization(figures)
     yield from _smaller_working_set(figures, None)
-    yield from _fewer_sequences(figures)
+    if verdict.rule != "warmup_oom":
+        yield from _fewer_sequences(figures)
     if verdict.stage is Stage.PROFILE:
         yield from _half_the_length(figures)
     yield from _free_memory(verdict)
@@ -92,7 +106,7 @@ def _device_busy(verdict: Verdict) -> Iterator[Fix]:
         if share > 0.05:
             yield Fix(
                 "lower gpu_memory_utilization", "--gpu-memory-utilization", share, None,
-                f"{figures.free_gib:.2f} of {figures.total_gib:.2f} GiB are free; the KV cache shrinks by the difference",
+                f"{figures.free_gib:.2f} of {figures.total_gib:.2f} GiB are free; the KV cache shrinks with it",
             )  # fmt: skip
 
 
@@ -186,8 +200,9 @@ def _higher_utilization(figures: Figures) -> Iterator[Fix]:
     now = estimates.utilization(figures)
     if missing is None:
         yield Fix(
-            "raise gpu_memory_utilization", "--gpu-memory-utilization", HIGHEST_UTILIZATION if now < 0.95 else None,
-            None, f"now {now:.2f}; the log does not say how much is missing, and {HIGHEST_UTILIZATION} is the most to try",
+            "raise gpu_memory_utilization", "--gpu-memory-utilization",
+            HIGHEST_UTILIZATION if now < HIGHEST_UTILIZATION else None, None,
+            f"now {now:.2f}; the log does not say how much is missing; {HIGHEST_UTILIZATION} is the most to try",
         )  # fmt: skip
         return
     needed = estimates.utilization_for(figures, missing)
@@ -207,6 +222,12 @@ def _higher_utilization(figures: Figures) -> Iterator[Fix]:
             "raise gpu_memory_utilization", "--gpu-memory-utilization", needed, figures.requested_max_model_len,
             f"{missing:.2f} GiB are missing of {figures.total_gib:.2f}; less is left for graphs and neighbours",
         )  # fmt: skip
+
+
+def _more_host_memory(figures: Figures) -> Iterator[Fix]:
+    asked, held = figures.requested_max_model_len, figures.max_tokens_in_cache
+    why = f"{asked / held:.1f} times what it is now" if asked and held else "whole GiB of host memory"
+    yield Fix("give the KV cache more host memory", "VLLM_CPU_KVCACHE_SPACE", None, asked, why)
 
 
 def _lower_utilization(figures: Figures) -> Iterator[Fix]:
@@ -320,7 +341,7 @@ _CONFIG: dict[str, tuple[str, str | None, int | float | str | None, str]] = {
     "gated_repo": ("get access to the model", "HF_TOKEN", None, "accept the model's terms and log in"),
     "no_access": ("get access to the model", "HF_TOKEN", None, "the Hub refused the token, or there is none"),
     "no_model": ("correct the model's name or path", "--model", None, "nothing is there under this name"),
-    "remote_code": ("allow the model's own code", "--trust-remote-code", None, "read it first: it runs on this machine"),
+    "remote_code": ("allow the model's own code", "--trust-remote-code", None, "read it first: it runs here"),
     "architecture": ("use a vLLM that knows this model", None, None, "this version has no implementation of it"),
     "arguments": ("correct the arguments", None, None, "vLLM did not understand the command line"),
     "too_few_devices": ("use fewer devices", "--tensor-parallel-size", None, "more are asked for than are visible"),

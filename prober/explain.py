@@ -116,7 +116,8 @@ def _budget(figures: Figures) -> Iterator[str]:
         yield f"{figures.free_gib:.2f} of {figures.total_gib:.2f} GiB were free"
     if figures.needed_gib is not None and figures.requested_max_model_len:
         per_token = figures.needed_gib * 2**20 / figures.requested_max_model_len
-        yield f"one request of {figures.requested_max_model_len:,} tokens needs {figures.needed_gib:g} GiB of KV cache ({per_token:.1f} KiB per token)"  # noqa: E501
+        request = f"one request of {figures.requested_max_model_len:,} tokens"
+        yield f"{request} needs {figures.needed_gib:g} GiB of KV cache ({per_token:.1f} KiB per token)"
     tokens = figures.kv_cache_tokens or figures.max_tokens_in_cache
     if tokens is not None:
         yield f"the KV cache holds {tokens:,} tokens"

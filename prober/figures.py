@@ -10,7 +10,7 @@ from prober.logtext import Record, excerpt
 from prober.patterns import Template, numbers
 from prober.records import Figures
 
-_LARGEST_BINDS = ("weights_gib", "activation_gib", "non_torch_gib", "cuda_graph_gib", "needed_gib")
+_LARGEST_BINDS = ("weights_gib", "activation_gib", "peak_gib", "non_torch_gib", "cuda_graph_gib", "needed_gib")
 _FIRST_COUNTS = ("vllm_version", "model", "gpu_memory_utilization", "total_gib", "free_gib", "requested_max_model_len")
 _WHOLE = frozenset(field.name for field in fields(Figures) if str(field.type).startswith("int"))
 # Where a figure is printed in several ways, the first of these that is known is the one.
@@ -80,4 +80,7 @@ class Ledger:
             value = next((self._found[name] for name in names if name in self._found), None)
             if value is not None:
                 values[field.name] = round(value) if field.name in _WHOLE and isinstance(value, float) else value
+        peak, weights = self._found.get("peak_gib"), values.get("weights_gib")
+        if "activation_gib" not in values and isinstance(peak, float) and isinstance(weights, float):
+            values["activation_gib"] = round(peak - weights, 4)  # 0.6.4 prints the peak with the weights in it
         return Figures(**values)  # type: ignore[arg-type]

@@ -155,6 +155,7 @@ FIGURES: tuple[Template, ...] = tuple(
         "non_torch_memory takes {non_torch_gib:gib}",
         "non_torch_memory={non_torch_gib:gib}",
         "{non_torch_gib:gib} for non-torch memory",
+        "peak_torch_memory={peak_gib:gib}",
         "activation peak memory takes {activation_gib:gib}",
         "{activation_gib:gib} for peak activation",
         "{activation_gib:gib} peak activation",

@@ -334,6 +334,8 @@ WRAPPERS: tuple[Rule, ...] = (
         ("engine_process", "Got fatal signal from worker processes"),
         ("engine_process", "RuntimeError: Engine {} failed: "),
         ("engine_process", "Executor failed."),
+        ("usage", ".py: error: "),
+        ("usage", "vllm serve: error: "),
         ("worker", "WorkerProc {failed|hit an exception|initialization failed|was terminated}"),
         ("worker", "Worker failed with error"),
         ("worker", "{Worker|Engine core} proc {*} died unexpectedly"),

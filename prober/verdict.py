@@ -21,6 +21,7 @@ from prober.rules import RULES, WRAPPERS, Rule
 from prober.wrapped import CONTEXT, LINES_AROUND, Window, join, torn
 
 _PIECE = 1 << 18  # bytes scanned at a time
+_USAGE_STATUS = 2  # argparse's
 _SEEN = 4_096  # distinct lines remembered, so that a line repeated for ever costs nothing
 _ORDER = {stage: place for place, stage in enumerate(Stage)}
 
@@ -112,7 +113,8 @@ class _Start:
         known = self._strike(owners, record, number)
         known |= self.ledger.read(text, [t for t in owners if t in _FIGURES], number, record)
         self._notice_wrapper(record, owners, number)
-        return [template for template in owners if template not in known and self._is_telling(template)]
+        telling = _FIGURES if record.level in _HARMLESS_LEVELS else _FIGURES | _RULE_AT.keys()
+        return [template for template in owners if template in telling and template not in known]
 
     def read_window(self, window: Window) -> None:
         """Look for the messages that no single line of the window held."""
@@ -125,10 +127,6 @@ class _Start:
                 record = Record(joined.text, joined.process, joined.rank, owner.level)
                 self._keep(index, match, record, line, is_gated=owner.level in _HARMLESS_LEVELS)
         self.ledger.read(joined.text, [t for t in window.templates if t in _FIGURES], window.first_line)
-
-    @staticmethod
-    def _is_telling(template: Template) -> bool:
-        return template in _RULE_AT or template in _FIGURES
 
     def _strike(self, owners: Collection[Template], record: Record, number: int) -> set[Template]:
         known: set[Template] = set()
@@ -204,13 +202,17 @@ class _Start:
             rule = WRAPPERS[index]
             match = rule.template.regex.search(record.text)
             if match and not _is_harmless(record, match.start()):
-                known = self.wrapper
-                if known is None or (known.rule.outcome, rule.outcome) == (Outcome.CRASH, Outcome.TIMEOUT):
-                    self.wrapper = self._hit(rule, record, match, number)
+                self._keep_wrapper(self._hit(rule, record, match, number))
                 return
         match = None if self.is_ready or self.hits else _EXCEPTION.search(record.text)
         if match and not _is_harmless(record, match.start()):
             self._exception = self._hit(_UNKNOWN, record, match, number)
+
+    def _keep_wrapper(self, hit: _Hit) -> None:
+        known = self.wrapper
+        says_more = known is not None and (known.rule.outcome, hit.rule.outcome) == (Outcome.CRASH, Outcome.TIMEOUT)
+        if known is None or says_more or _SOURCE_ECHO.match(known.evidence):
+            self.wrapper = hit
 
 
 class Reader:
@@ -345,6 +347,8 @@ def conclude(reader: Reader, exit_status: int | None) -> Verdict:
     """
     reader.finish()
     found = reader.verdict()
+    if exit_status == _USAGE_STATUS and found.rule == "usage":
+        return replace(found, outcome=Outcome.BAD_CONFIG, stage=Stage.CONFIG)
     if found.outcome not in (Outcome.READY, Outcome.UNFINISHED):
         return found
     stage = Stage.SERVE if found.outcome is Outcome.READY else found.stage

@@ -1,0 +1,138 @@
+"""The ways out: each with its own number, the right direction for opposite failures, nothing promised beyond."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prober import estimates
+from prober.advice import Fix, fixes
+from prober.records import Figures, Outcome, Stage, Verdict
+
+V1 = Figures(
+    requested_max_model_len=65536,
+    needed_gib=8.0,
+    available_gib=6.0,
+    estimated_max_len=49152,
+    block_size=16,
+    total_gib=24.0,
+    gpu_memory_utilization=0.85,
+    weights_gib=10.0,
+    activation_gib=1.0,
+    cuda_graph_gib=0.5,
+    max_num_batched_tokens=8192,
+    vllm_version="0.30.0",
+)
+
+
+def of(outcome: Outcome, figures: Figures, stage: Stage = Stage.KV_CACHE, **more: str) -> tuple[Fix, ...]:
+    return fixes(Verdict(outcome, stage, figures=figures, **more))  # type: ignore[arg-type]
+
+
+def with_flag(ways: tuple[Fix, ...], flag: str) -> Fix:
+    return next(fix for fix in ways if fix.flag == flag)
+
+
+def changed(**more: object) -> Figures:
+    return replace(V1, **more)  # type: ignore[arg-type]
+
+
+def test_the_length_that_fits_comes_first_and_is_vllm_s_own_estimate_where_that_is_served() -> None:
+    assert of(Outcome.KV_TOO_SMALL, V1)[0] == Fix(
+        "ask for a shorter length", "--max-model-len", 49152, 49152, "what this run's KV memory holds"
+    )
+
+
+def test_a_version_that_never_grants_the_last_block_gets_one_block_less() -> None:
+    for version in ("0.8.3", "0.28.0", None):
+        assert of(Outcome.KV_TOO_SMALL, changed(vllm_version=version))[0].value == 49152 - 16
+    for version in ("0.29.0", "0.8.2"):
+        assert of(Outcome.KV_TOO_SMALL, changed(vllm_version=version))[0].value == 49152
+
+
+def test_v0_s_watermark_is_left_out() -> None:
+    figures = Figures(requested_max_model_len=40000, max_tokens_in_cache=32000, vllm_version="0.6.0")
+    assert of(Outcome.KV_TOO_SMALL, figures)[0].value == (2000 - 20) * 16
+
+
+def test_the_fraction_that_the_wanted_length_needs() -> None:
+    fix = with_flag(of(Outcome.KV_TOO_SMALL, V1), "--gpu-memory-utilization")
+    assert (fix.value, fix.expected_max_model_len) == (0.94, 65536)  # 0.85 + 2 / 24, rounded up
+
+
+def test_a_fraction_above_095_is_refused_with_the_reason() -> None:
+    ways = of(Outcome.KV_TOO_SMALL, changed(gpu_memory_utilization=0.9))
+    assert not [fix for fix in ways if fix.flag == "--gpu-memory-utilization"]
+    assert ways[-1].action == "do not raise gpu_memory_utilization"
+    assert "0.99" in ways[-1].why
+
+
+def test_the_default_fraction_is_the_version_s() -> None:
+    assert estimates.utilization(Figures(vllm_version="0.19.1")) == 0.90
+    assert estimates.utilization(Figures(vllm_version="0.20.0")) == 0.92
+
+
+def test_every_other_way_has_its_own_length_and_none_promises_more_than_was_asked() -> None:
+    ways = of(Outcome.KV_TOO_SMALL, V1)
+    assert with_flag(ways, "--kv-cache-dtype").expected_max_model_len == 65536
+    assert with_flag(ways, "--max-num-batched-tokens").value == 4096
+    assert with_flag(ways, "--max-num-batched-tokens").expected_max_model_len == 53248
+    assert with_flag(ways, "--enforce-eager").expected_max_model_len == 53248
+    assert with_flag(ways, "--tensor-parallel-size").value == 2
+    assert all(fix.expected_max_model_len is None or fix.expected_max_model_len <= 65536 for fix in ways)
+
+
+def test_no_kv_memory_wants_a_higher_fraction_and_memory_lost_at_capture_a_lower_one() -> None:
+    figures = Figures(available_gib=-0.5, total_gib=24.0, gpu_memory_utilization=0.8)
+    higher = with_flag(of(Outcome.NO_KV_MEMORY, figures), "--gpu-memory-utilization").value
+    lower = with_flag(of(Outcome.DEVICE_OOM, figures, Stage.CAPTURE), "--gpu-memory-utilization").value
+    assert isinstance(higher, float)
+    assert isinstance(lower, float)
+    assert higher > 0.8 > lower
+
+
+def test_weights_larger_than_the_device_leave_no_setting() -> None:
+    ways = of(Outcome.NO_KV_MEMORY, Figures(weights_gib=23.5, total_gib=24.0))
+    assert "no setting can work" in ways[0].why
+    assert not [fix for fix in ways if fix.flag == "--gpu-memory-utilization"]
+
+
+def test_weights_that_do_not_load_are_not_cured_by_a_length() -> None:
+    ways = of(Outcome.DEVICE_OOM, V1, Stage.LOAD)
+    assert not [fix for fix in ways if fix.flag == "--max-model-len"]
+    assert with_flag(ways, "--tensor-parallel-size").value == 2
+
+
+def test_who_holds_the_memory_is_named() -> None:
+    evidence = "CUDA out of memory. GPU 0 has a total capacity of 24 GiB. Process 71 has 20.50 GiB memory in use."
+    ways = of(Outcome.DEVICE_OOM, Figures(), Stage.LOAD, evidence=evidence)
+    assert ways[0].why == "process 71 holds 20.50 GiB"
+
+
+def test_heads_decide_the_tensor_parallel_size() -> None:
+    evidence = "Total number of attention heads (28) must be divisible by tensor parallel size (8)"
+    ways = of(Outcome.BAD_CONFIG, Figures(tensor_parallel_size=8), evidence=evidence, rule="attention_heads")
+    assert ways[0].value == 7
+    assert "1, 2, 4, 7, 14" in ways[0].why
+
+
+def test_slots_and_limits_are_the_message_s_own_numbers() -> None:
+    assert of(Outcome.SEQUENCE_SLOTS, Figures(sequence_slots=134))[0].value == 134
+    assert of(Outcome.OVER_MODEL_LIMIT, Figures(model_limit=32768))[0].value == 32768
+
+
+def test_a_busy_device_s_free_share_is_a_fraction_that_starts() -> None:
+    ways = of(Outcome.DEVICE_BUSY, Figures(free_gib=11.03, total_gib=23.52), Stage.CONFIG)
+    assert with_flag(ways, "--gpu-memory-utilization").value == 0.46
+
+
+def test_the_cpu_backend_s_space_is_an_environment_variable() -> None:
+    evidence = "… Try increasing `VLLM_CPU_KVCACHE_SPACE` or decreasing `max_model_len`"
+    figures = Figures(requested_max_model_len=1_000_000, max_tokens_in_cache=524_288)
+    ways = of(Outcome.KV_TOO_SMALL, figures, evidence=evidence)
+    assert [fix.flag for fix in ways] == ["--max-model-len", "VLLM_CPU_KVCACHE_SPACE"]
+
+
+def test_every_failure_has_a_way_out_and_what_did_not_fail_has_none() -> None:
+    for outcome in Outcome:
+        is_failure = outcome not in (Outcome.FITS, Outcome.READY, Outcome.UNFINISHED)
+        assert bool(of(outcome, Figures())) == is_failure, outcome
