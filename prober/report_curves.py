@@ -6,6 +6,7 @@ style sheet colours it, in light and dark. Only proven lengths are drawn.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from prober.schema import KEY, Row
 MOST_SERIES = 8  # that eyes can tell apart, and colours that the style sheet has
 _SVG = "{http://www.w3.org/2000/svg}"
 _DROPPED_CLASSES = ("tooltip-overlay", "text-overlay", "legends", "titles")
-_KEPT = {"class", "d", "cx", "cy", "r", "x", "y", "width", "height", "transform", "viewBox"}
+_KEPT = {"class", "d", "cx", "cy", "r", "x", "y", "width", "height", "transform"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +103,14 @@ def _series(axis: Axis, lines: Sequence[Line]) -> list[Series]:
     several = {key: points for key, points in groups.items() if len(points) > 1}
     differing = [index for index in range(len(fixed)) if len({key[index] for key in several}) > 1]
     found = [
-        Series(_label([(fixed[index], key[index]) for index in differing]), tuple(sorted(points.items(), key=_by(axis))))
+        Series(_label([(fixed[index], key[index]) for index in differing]), _in_order(points, axis))
         for key, points in several.items()
     ]
     return sorted(found, key=lambda one: (-len(one.points), one.label))
 
 
-def _by(axis: Axis) -> Callable[[tuple[Any, int]], Any]:
-    return lambda point: axis.order(point[0])
+def _in_order(points: dict[Any, int], axis: Axis) -> tuple[tuple[Any, int], ...]:
+    return tuple(sorted(points.items(), key=lambda point: axis.order(point[0])))
 
 
 def _label(settings: Sequence[tuple[str, object]]) -> str:
@@ -125,10 +126,7 @@ def _label(settings: Sequence[tuple[str, object]]) -> str:
 
 
 def _draw(axis: Axis, series: Sequence[Series]) -> str:
-    try:
-        import pygal  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise NotReady("The page's curves need pygal: pip install 'prober[report]'.") from error
+    pygal = _drawing_library()
     values = sorted({value for one in series for value, _ in one.points}, key=axis.order)
     is_scale = all(isinstance(value, float) for value in values)  # distances mean something
     kind = pygal.XY if is_scale else pygal.Line
@@ -149,15 +147,25 @@ def _draw(axis: Axis, series: Sequence[Series]) -> str:
     return _plain_svg(chart.render_tree(), series, axis)
 
 
+def _drawing_library() -> Any:
+    try:
+        import pygal  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise NotReady("The page's curves need pygal: pip install 'prober[report]'.") from error
+    # It leaves an importer behind for plug-ins of old, at which Python 3.11 warns with every later import.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "pygal"]
+    return pygal
+
+
 def _plain_svg(root: Element, series: Sequence[Series], axis: Axis) -> str:
     from markupsafe import escape
 
-    what = ", ".join(f"{one.label or 'ceiling'}: {_spoken(one)}" for one in series)
+    curves = ", ".join(f"{one.label or 'ceiling'}: {_spoken(one)}" for one in series)
+    name = escape(f"max_model_len over {axis.title}. {curves}")
     parts: list[str] = []
-    _write(root, parts)
-    return parts[0].replace(">", f' role="img" aria-label="{escape(f"max_model_len over {axis.title}. {what}")}">', 1) + (
-        "".join(parts[1:])
-    )
+    for child in root:
+        _write(child, parts)
+    return f'<svg viewBox="{escape(root.get("viewBox"))}" role="img" aria-label="{name}">{"".join(parts)}</svg>'
 
 
 def _spoken(series: Series) -> str:
@@ -169,7 +177,7 @@ def _write(element: Element, parts: list[str]) -> None:
     from markupsafe import escape
 
     tag = element.tag.removeprefix(_SVG) if isinstance(element.tag, str) else ""
-    if tag not in ("svg", "g", "path", "rect", "circle", "text"):
+    if tag not in ("g", "path", "rect", "circle", "text"):
         return
     classes = (element.get("class") or "").split()
     if any(name in classes for name in _DROPPED_CLASSES):
