@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 LONGEST_LINE = 1 << 16  # bytes; a longer one is read in overlapping pieces of this size
 OVERLAP = 1 << 11
+_HEAD = 64  # bytes that tell the encoding
 EVIDENCE_LENGTH = 1_000
 
 _ANSI = re.compile(r"(?:\x1b|\^\[|#033|\\x1b|\\u001b|\\033)\[[0-9;?]{0,20}[A-Za-z]|\[(?:\d{1,3}(?:;\d{1,3}){0,4})?m")
@@ -36,6 +37,8 @@ _PREFIX = re.compile(
             r"\d\d:\d\d:\d\d(?:\.\d{1,9}Z?)?(?=\s)",
             r"\[pod/[\w./-]{1,200}\]",
             r"[\w.-]{1,100}\s{1,60}\|(?=\s)",  # compose
+            r"[│┃|>](?=\s)",  # a terminal's box, a quotation
+            r"\[(?:[Ee]rror|[Ww]arn|[Ww]arning|[Ii]nfo|[Dd]ebug)\](?: \(Process\))?",  # a launcher's own level
         )
     )
 )
@@ -67,10 +70,9 @@ class Framer:
         if self._is_first:
             chunk = self._rest + chunk
             self._rest = b""
-            if len(chunk) < 4:
+            if len(chunk) < _HEAD:
                 self._rest = chunk
                 return b""
-            self._is_first = False
             chunk = self._open(chunk)
         elif self._decoder is not None:
             chunk = self._decoder.decode(chunk).encode("utf-8", "replace")
@@ -79,12 +81,15 @@ class Framer:
     def finish(self) -> bytes:
         """Return what is left: a last line that nobody ended."""
         rest, self._rest = self._rest, b""
+        if self._is_first:
+            rest = self._open(rest)
         if self._decoder is not None:
             rest += self._decoder.decode(b"", final=True).encode("utf-8", "replace")
         return rest
 
     def _open(self, chunk: bytes) -> bytes:
-        encoding = _wide_encoding(chunk)
+        self._is_first = False
+        encoding = _wide_encoding(chunk[:_HEAD])
         if encoding is None:
             return chunk.removeprefix(codecs.BOM_UTF8)
         self._decoder = codecs.getincrementaldecoder(encoding)("replace")
@@ -99,14 +104,14 @@ class Framer:
         return text
 
 
-def _wide_encoding(chunk: bytes) -> str | None:
-    if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+def _wide_encoding(head: bytes) -> str | None:
+    """UTF-16 by its mark, or (a redirection of PowerShell's, cut at its beginning) by where its zero bytes stand."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    if chunk[1:4:2] == b"\0\0" and b"\0" not in chunk[0:4:2]:
-        return "utf-16-le"  # PowerShell's redirection, cut at its beginning
-    if chunk[0:4:2] == b"\0\0" and b"\0" not in chunk[1:4:2]:
-        return "utf-16-be"
-    return None
+    even, odd = head[0::2].count(0), head[1::2].count(0)
+    if max(even, odd) * 4 < len(head) or min(even, odd) * 8 > len(head):
+        return None
+    return "utf-16-le" if odd > even else "utf-16-be"
 
 
 def records(segment: bytes) -> list[Record]:
@@ -135,7 +140,7 @@ def undress(text: str, level: str | None = None) -> Record:
         rank = int(found) if found else rank
     if rank is None and process is not None:
         rank = _rank_in(process)
-    return Record(text[position:].rstrip(), process, rank, level)
+    return Record(text[position:].rstrip(" \t│┃"), process, rank, level)
 
 
 def level_before(text: str, position: int) -> str | None:

@@ -192,7 +192,6 @@ _DEVICE_OOM = _rules(
     ("device_oom", "Error [CUDA]: out of memory"),
     ("device_oom", "{Cuda|CUDA|HIP|Hip} failure {*}'out of memory'"),
     ("device_oom", "RuntimeError: {CUDA|HIP} out of"),
-    ("device_oom", "{torch.|torch.cuda.|cuda.}OutOfMemoryError"),
     ("device_oom", "OutOfMemoryError{: |(}"),
     ("device_oom", "CUDA_ERROR_OUT_OF_MEMORY"),
     ("device_oom", "cudaErrorMemoryAllocation"),
@@ -209,6 +208,12 @@ _WARMUP_OOM = _rules(
     ("warmup_oom", "out of memory occurred when warming up"),
 )
 
+_LOAD_OOM = _rules(
+    Outcome.DEVICE_OOM,
+    Stage.LOAD,
+    ("load_oom", "Failed to load model - not enough GPU memory"),
+)
+
 _HOST_OOM = _rules(
     Outcome.HOST_OOM,
     None,
@@ -217,9 +222,12 @@ _HOST_OOM = _rules(
     ("kernel_kill", "oom_reaper: reaped process"),
     ("kernel_kill", "OOMKilled"),
     ("ray_memory_monitor", "node running low on memory"),
+    ("ray_memory_monitor", "ray.exceptions.OutOfMemoryError"),
+    ("ray_memory_monitor", "Ray killed this worker"),
     ("host_allocation", "DefaultCPUAllocator: can't allocate memory"),
     ("host_allocation", "not enough memory: you tried to allocate"),
-    ("host_allocation", "Cannot allocate memory"),
+    ("host_allocation", "[Errno 12] Cannot allocate memory"),
+    ("host_allocation", "unable to mmap {} bytes from file {*}Cannot allocate memory"),
     ("host_allocation", "MemoryError: Unable to allocate"),
 )
 
@@ -262,6 +270,9 @@ _FILES = _rules(
     ("no_model", "does not appear to have a file named"),
     ("no_model", "Entry Not Found for url"),
     ("no_revision", "is not a valid git identifier"),
+    ("config_format", "No supported config format found in"),
+    ("config_format", "Unsupported config format"),
+    ("weights_shape", "Attempted to load weight ({*} into parameter"),
     ("no_weights", "Cannot find any model weights with"),
     ("no_weights", "Error while deserializing header"),
     ("remote_code", "set the option `trust_remote_code=True`"),
@@ -297,9 +308,10 @@ RULES: tuple[Rule, ...] = (
     *_LAYOUT,
     *_TOO_LONG,
     *_NO_ROOM,
+    *_HOST_OOM,  # before the device's: Ray's own OutOfMemoryError is about the host
     *_WARMUP_OOM,
+    *_LOAD_OOM,
     *_DEVICE_OOM,
-    *_HOST_OOM,
     *_UNSERVABLE,
     *_FILES,
     *_CONFIG_WRAP,

@@ -139,7 +139,8 @@ class _Start:
 
     def _keep(self, index: int, match: re.Match[str], record: Record, number: int, *, is_gated: bool) -> None:
         rule = RULES[index]
-        if is_gated or (self.is_ready and rule.outcome in _ONLY_BEFORE_READY):
+        is_warned = rule.outcome is Outcome.UNSERVABLE  # V0 only warns of a prompt that it will never admit
+        if (is_gated and not is_warned) or (self.is_ready and rule.outcome in _ONLY_BEFORE_READY):
             return
         self.ledger.take(match, number, record)
         hit = self._hit(rule, record, match, number)
@@ -255,8 +256,11 @@ class Reader:
 
     @property
     def is_decided(self) -> bool:
-        """A root cause stands in the log that the start-up cannot survive: waiting shows nothing more."""
-        return bool(self._start.hits)
+        """A root cause stands in the log that the start-up cannot survive: waiting shows nothing more.
+
+        Troubles of the machine (``crash``) do not decide: some starts survive them.
+        """
+        return any(hit.rule.outcome is not Outcome.CRASH for hit in self._start.hits.values())
 
     def verdict(self) -> Verdict:
         """The best reading now: a failure's outcome, READY, or UNFINISHED.

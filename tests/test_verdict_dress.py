@@ -50,6 +50,9 @@ DRESSES = {
     "INFO 04-15 06:30:02 [core.py:1] bye",
     "ray": f"\x1b[36m(RayWorkerWrapper pid=12, ip=10.0.0.1)\x1b[0m {MESSAGE} [repeated 30x across cluster]",
     "passed on by a parent": f"RuntimeError: Worker failed with error '{MESSAGE}', please check the stack trace above",
+    "a terminal's box": f"│ {LINE}      │",
+    "a launcher's log": f"2026-06-09 14:01:52.982 [Error] (Process) {LINE}",
+    "quoted": f"> {LINE}",
     "thousands": LINE.replace("133072", "133,072").replace("104448", "104,448"),
     "no end of line": LINE,
     **{f"hard wrap at {width}": hard(width) for width in (60, 72, 80, 99, 100, 120, 132, 160, 211)},
@@ -71,7 +74,8 @@ def test_a_refusal_is_read_in_every_dress(dress: str, encoding: str) -> None:
 
 
 def test_evidence_is_cleaned_of_everything_around_it() -> None:
-    for dress in ("compose", "kubernetes", "systemd", "json-file", "colours", "records on one line", "ray"):
+    plain = ("compose", "kubernetes", "systemd", "json-file", "colours", "ray", "a terminal's box")
+    for dress in plain:
         assert classify(DRESSES[dress].encode()).evidence == MESSAGE
 
 
