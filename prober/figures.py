@@ -40,9 +40,7 @@ class Ledger:
         self._found: dict[str, float | str] = {}
         self.no_room: NoRoom | None = None
 
-    def read(
-        self, text: str, templates: Sequence[Template], line: int, record: Record | None = None
-    ) -> set[Template]:
+    def read(self, text: str, templates: Sequence[Template], line: int, record: Record | None = None) -> set[Template]:
         """Take every figure in a line; return the templates that matched."""
         known: set[Template] = set()
         for template in templates:

@@ -30,11 +30,20 @@ def _rules(outcome: Outcome, stage: Stage | None, *lines: tuple[str, str]) -> tu
 _BUSY = _rules(
     Outcome.DEVICE_BUSY,
     Stage.CONFIG,
-    ("free_memory_at_startup", "Free memory on device {*}({free_gib}/{total_gib} GiB) {*}less than {desired GPU memory utilization|the engine's budget}{ after excluding external process's weights|} ({gpu_memory_utilization},"),
+    (
+        "free_memory_at_startup",
+        "Free memory on device {*}({free_gib}/{total_gib} GiB) {*}less than {desired GPU memory utilization|the engine's budget}{ after excluding external process's weights|} ({gpu_memory_utilization},",
+    ),
     ("free_memory_at_startup", "Free memory on device {*}({free_gib}/{total_gib} GiB) {*}is less than "),
     ("external_weights", "Externally held weights on device {*}({}/{total_gib} GiB) exceed the desired"),
-    ("cpu_memory_at_startup", "Available memory on node {} ({free_gib}/{total_gib} GiB) on startup is less than desired CPU memory utilization ({gpu_memory_utilization},"),
-    ("cpu_memory_for_kv", "Available memory on node {} ({free_gib}/{total_gib} GiB) on kv cache allocation is less than"),
+    (
+        "cpu_memory_at_startup",
+        "Available memory on node {} ({free_gib}/{total_gib} GiB) on startup is less than desired CPU memory utilization ({gpu_memory_utilization},",
+    ),
+    (
+        "cpu_memory_for_kv",
+        "Available memory on node {} ({free_gib}/{total_gib} GiB) on kv cache allocation is less than",
+    ),
 )
 
 _PROFILING = _rules(
@@ -47,8 +56,14 @@ _PROFILING = _rules(
 _LIMIT = _rules(
     Outcome.OVER_MODEL_LIMIT,
     Stage.CONFIG,
-    ("over_model_limit", "User-specified max_model_len ({requested_max_model_len}) is greater than the derived max_model_len ({*}={model_limit}{)| or | in }"),
-    ("over_model_limit", "User-specified max_model_len ({requested_max_model_len}) is greater than the derived max_model_len"),
+    (
+        "over_model_limit",
+        "User-specified max_model_len ({requested_max_model_len}) is greater than the derived max_model_len ({*}={model_limit}{)| or | in }",
+    ),
+    (
+        "over_model_limit",
+        "User-specified max_model_len ({requested_max_model_len}) is greater than the derived max_model_len",
+    ),
 )
 
 _SLOTS = _rules(
@@ -60,16 +75,28 @@ _SLOTS = _rules(
 _SHORT = _rules(
     Outcome.TOO_SHORT,
     Stage.CONFIG,
-    ("multimodal_item", "Chunked MM input disabled but max_tokens_per_mm_item ({}) is larger than max_num_batched_tokens ({max_num_batched_tokens})"),
-    ("prefill_threshold", "long_prefill_token_threshold ({}) cannot be greater than the max_model_len ({requested_max_model_len})"),
+    (
+        "multimodal_item",
+        "Chunked MM input disabled but max_tokens_per_mm_item ({}) is larger than max_num_batched_tokens ({max_num_batched_tokens})",
+    ),
+    (
+        "prefill_threshold",
+        "long_prefill_token_threshold ({}) cannot be greater than the max_model_len ({requested_max_model_len})",
+    ),
 )
 
 _CONFIG = _rules(
     Outcome.BAD_CONFIG,
     Stage.CONFIG,
     # tensor, pipeline and context parallelism
-    ("attention_heads", "Total number of attention heads ({}) must be divisible by tensor parallel size ({tensor_parallel_size})"),
-    ("hidden_layers", "Total number of hidden layers ({}) must be divisible by pipeline parallel size ({pipeline_parallel_size})"),
+    (
+        "attention_heads",
+        "Total number of attention heads ({}) must be divisible by tensor parallel size ({tensor_parallel_size})",
+    ),
+    (
+        "hidden_layers",
+        "Total number of hidden layers ({}) must be divisible by pipeline parallel size ({pipeline_parallel_size})",
+    ),
     ("experts", "n_physical_experts={} must be divisible by ep_size={}"),
     ("pipeline_unsupported", "Pipeline parallelism is {not supported|only supported}"),
     ("pipeline_unsupported", "Pipeline parallelism is not yet implemented"),
@@ -77,7 +104,10 @@ _CONFIG = _rules(
     ("too_few_devices", "to less than max local gpu count"),
     ("too_few_devices", "is less than than max local gpu count"),
     ("too_few_devices", "World size ({}) is larger than the number of available GPUs"),
-    ("too_few_devices", "local_world_size ({}) {must be less than or equal to the number of visible|exceeds assigned_physical_gpu_ids}"),
+    (
+        "too_few_devices",
+        "local_world_size ({}) {must be less than or equal to the number of visible|exceeds assigned_physical_gpu_ids}",
+    ),
     ("too_few_devices", "local rank {} is out of bounds"),
     ("too_few_devices", "local_rank {} is out of bounds"),
     ("too_few_devices", "Current node has no {*} available. current_node_resource"),
@@ -98,8 +128,14 @@ _CONFIG = _rules(
     ("context_parallel", "CP not support "),
     ("data_parallel", "Invalid data-parallel launch options"),
     # batches
-    ("batched_tokens", "max_num_batched_tokens ({max_num_batched_tokens}) is smaller than max_model_len ({requested_max_model_len})"),
-    ("batched_tokens", "max_num_batched_tokens ({max_num_batched_tokens}) must be greater than or equal to max_num_seqs ({max_num_seqs})"),
+    (
+        "batched_tokens",
+        "max_num_batched_tokens ({max_num_batched_tokens}) is smaller than max_model_len ({requested_max_model_len})",
+    ),
+    (
+        "batched_tokens",
+        "max_num_batched_tokens ({max_num_batched_tokens}) must be greater than or equal to max_num_seqs ({max_num_seqs})",
+    ),
     ("chunk_size", "max_num_batched_tokens (chunk size) must be dividable by block size"),
     ("draft_slots", "Consider increasing max_num_batched_tokens or decreasing num_speculative_tokens"),
     ("draft_slots", "does not have enough slots to {support|schedule}"),
@@ -146,7 +182,10 @@ _LAYOUT = _rules(
     Outcome.BAD_CONFIG,
     Stage.KV_CACHE,
     ("attention_free", "No memory should be allocated for the cache blocks for an attention-free model"),
-    ("multimodal_ipc", "frontend multimodal GPU decoding reserves {*}but only {available_gib:gib} is available for the KV cache"),
+    (
+        "multimodal_ipc",
+        "frontend multimodal GPU decoding reserves {*}but only {available_gib:gib} is available for the KV cache",
+    ),
     ("multimodal_ipc", "frontend multimodal GPU decoding reserves "),
     ("hybrid", "Hybrid models with more than one KV cache type are not supported"),
     ("hybrid", "num_gpu_blocks need to be the same across workers"),
@@ -176,17 +215,40 @@ _NO_ROOM = _rules(
 _TOO_LONG = _rules(
     Outcome.KV_TOO_SMALL,
     Stage.KV_CACHE,
-    ("kv_tokens", "The model's max seq len ({requested_max_model_len}) is larger than the maximum number of tokens that can be stored in KV cache ({max_tokens_in_cache})"),
-    ("kv_bytes", "To serve at least one request with the {models's|model's} max seq len ({requested_max_model_len}), {(|}{needed_gib:gib} KV cache is needed, {which is |}larger than {the |}available {KV cache memory |}{(|}{available_gib:gib}"),
-    ("kv_bytes", "{needed_gib:gib} KV cache is needed, which is larger than the available KV cache memory {(|}{available_gib:gib}"),
-    ("kv_bytes", "To serve at least one request with the {models's|model's} max seq len ({requested_max_model_len}), {(|}{needed_gib:gib} KV cache is needed"),
+    (
+        "kv_tokens",
+        "The model's max seq len ({requested_max_model_len}) is larger than the maximum number of tokens that can be stored in KV cache ({max_tokens_in_cache})",
+    ),
+    (
+        "kv_bytes",
+        "To serve at least one request with the {models's|model's} max seq len ({requested_max_model_len}), {(|}{needed_gib:gib} KV cache is needed, {which is |}larger than {the |}available {KV cache memory |}{(|}{available_gib:gib}",
+    ),
+    (
+        "kv_bytes",
+        "{needed_gib:gib} KV cache is needed, which is larger than the available KV cache memory {(|}{available_gib:gib}",
+    ),
+    (
+        "kv_bytes",
+        "To serve at least one request with the {models's|model's} max seq len ({requested_max_model_len}), {(|}{needed_gib:gib} KV cache is needed",
+    ),
+    # cut at an end
+    ("kv_bytes", "To serve at least one request with the {models's|model's} max seq len ({requested_max_model_len})"),
+    ("kv_bytes", "larger than the available KV cache memory {(|}{refused_gib:gib}"),
+    ("kv_tokens", "max seq len ({requested_max_model_len}) is larger than the maximum number of tokens"),
+    ("kv_tokens", "maximum number of tokens that can be stored in KV cache ({max_tokens_in_cache})"),
 )
 
 _DEVICE_OOM = _rules(
     Outcome.DEVICE_OOM,
     None,
-    ("device_oom", "{CUDA|HIP|NPU|XPU|MPS} out of memory. {*} has a total capacity of {total_gib:gib} of which {free_gib:gib} is free"),
-    ("device_oom", "{CUDA|HIP|NPU|XPU|MPS} out of memory. {*} {total_gib:gib} total capacity; {*} {free_gib:gib} free;"),
+    (
+        "device_oom",
+        "{CUDA|HIP|NPU|XPU|MPS} out of memory. {*} has a total capacity of {total_gib:gib} of which {free_gib:gib} is free",
+    ),
+    (
+        "device_oom",
+        "{CUDA|HIP|NPU|XPU|MPS} out of memory. {*} {total_gib:gib} total capacity; {*} {free_gib:gib} free;",
+    ),
     ("device_oom", "{CUDA|HIP|NPU|XPU|MPS} out of memory."),
     ("device_oom", "{CUDA|HIP|NPU|XPU|Triton|CUDA driver|HIP driver} {error|Error}{*}: out of memory"),
     ("device_oom", "Error [CUDA]: out of memory"),
@@ -295,7 +357,10 @@ _FILES = _rules(
 _CONFIG_WRAP = _rules(
     Outcome.BAD_CONFIG,
     Stage.CONFIG,
-    ("validation", "validation {error|errors} for {ModelConfig|VllmConfig|SchedulerConfig|ParallelConfig|CacheConfig|EngineArgs}"),
+    (
+        "validation",
+        "validation {error|errors} for {ModelConfig|VllmConfig|SchedulerConfig|ParallelConfig|CacheConfig|EngineArgs}",
+    ),
 )
 
 RULES: tuple[Rule, ...] = (

@@ -126,3 +126,15 @@ def test_of_several_ranks_the_smallest_binds_and_the_largest_weights() -> None:
     )
     figures = classify(text.encode()).figures
     assert (figures.available_gib, figures.kv_cache_tokens, figures.weights_gib) == (8.25, 8250, 7.5)
+
+
+@pytest.mark.parametrize("keep", [(0, 140), (0, 200), (60, 400), (110, 500), (118, 260)])
+def test_a_message_cut_at_an_end_still_reads_as_what_it_is(keep: tuple[int, int]) -> None:
+    assert classify(LINE[slice(*keep)].encode()).outcome is Outcome.KV_TOO_SMALL
+
+
+def test_wherever_a_message_is_cut_it_never_reads_as_another_failure() -> None:
+    unsure = (Outcome.KV_TOO_SMALL, Outcome.UNFINISHED, Outcome.CRASH)
+    for place in range(len(LINE)):
+        assert classify(LINE[:place].encode()).outcome in unsure
+        assert classify(LINE[place:].encode()).outcome in unsure
