@@ -17,6 +17,7 @@ from prober.records import Verify
 
 POLL_SECONDS = 0.5
 CALL_SECONDS = 10.0
+EMPTY_ANSWER = "the request was ended without a token"
 GAUGE = re.compile(r"^vllm:(num_requests_running|num_requests_waiting|(?:gpu|kv)_cache_usage_perc)\{.*\} (\S+)$", re.M)
 CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.M)
 
@@ -64,7 +65,7 @@ class Progress:
         if prompt_tokens not in (None, sent):
             self.rejection = f"only {prompt_tokens} of {sent} prompt tokens were read"
         elif completion_tokens == 0:
-            self.rejection = "the request was ended without a token"
+            self.rejection = EMPTY_ANSWER
         else:
             self.is_answered = True
         self.is_finished = True

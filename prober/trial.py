@@ -16,7 +16,7 @@ from prober.engine import Engine, Start, offline, server
 from prober.guard import Guard
 from prober.launch import Launch
 from prober.patience import Limits, Patience
-from prober.proof import OfflineProof, Proof, ServerProof
+from prober.proof import EMPTY_ANSWER, OfflineProof, Proof, ServerProof
 from prober.records import Combination, CompileState, Entrypoint, Figures, Outcome, Stage, Verdict, Verify
 from prober.verdict import Reader, conclude
 
@@ -25,6 +25,8 @@ STUCK_SECONDS = 10.0  # the request waits while nothing runs: a block that is ne
 EXPLAIN_SECONDS = 5.0  # after a failed request: for the reason to reach the log
 READ_BYTES = 32 << 20  # of the log, in one look
 TOO_LARGE = re.compile(r"maximum context length|longer than the maximum|exceeds the capacity")
+IGNORED = b"exceeds the capacity of block_manager"  # V0 warns, and answers without a token
+TAIL_BYTES = 1 << 16
 QUIET_STAGES = (Stage.READY, Stage.SERVE)  # the log then grows by our own questions: only the scheduler shows progress
 
 Report = Callable[[Stage, float], None]  # the running trial's stage and its age in seconds
@@ -118,7 +120,10 @@ class _Watch:
         self._rejected_at: float | None = None
 
     def until_it_shows(self) -> Verdict:
-        looks = (self._answered, self._refused, self._ended, self._rejected, self._stuck, self._endangered, self._hung)
+        looks = (
+            *(self._answered, self._refused, self._too_large, self._ended, self._rejected),
+            *(self._stuck, self._endangered, self._hung),
+        )
         while True:
             self._look()
             for look in looks:
@@ -171,21 +176,33 @@ class _Watch:
             return None
         while self._read_log():
             pass
-        self._reader.finish()
-        return conclude(self._reader, self._launch.exit_status)
+        found = conclude(self._reader, self._launch.exit_status)
+        why = self._proof.progress.rejection
+        is_explained = why is None or found.rule != "exit_status"
+        return found if is_explained else replace(found, stage=Stage.SERVE, evidence=str(why))
+
+    def _too_large(self) -> Verdict | None:
+        """The request was refused for its size, or V0 says in the log that it ignored it for its size."""
+        why = self._proof.progress.rejection
+        if why is None or not (TOO_LARGE.search(why) or (why == EMPTY_ANSWER and IGNORED in self._tail())):
+            return None
+        return Verdict(Outcome.UNSERVABLE, Stage.SERVE, why, figures=self._figures())
+
+    def _tail(self) -> bytes:
+        with self._log.open("rb") as log:
+            log.seek(max(0, self._read_bytes - TAIL_BYTES))
+            return log.read()
 
     def _rejected(self) -> Verdict | None:
-        """A failed request: first let the log say why."""
+        """A request that failed for another reason is a crash; first let the log say why."""
         why = self._proof.progress.rejection
         if why is None:
             return None
         now = time.monotonic()
         self._rejected_at = self._rejected_at or now
-        is_size = TOO_LARGE.search(why) is not None
-        if not is_size and now - self._rejected_at < EXPLAIN_SECONDS:
+        if now - self._rejected_at < EXPLAIN_SECONDS:
             return None
-        outcome = Outcome.UNSERVABLE if is_size else Outcome.CRASH
-        return Verdict(outcome, Stage.SERVE, why, figures=self._figures())
+        return Verdict(Outcome.CRASH, Stage.SERVE, why, figures=self._figures())
 
     def _stuck(self) -> Verdict | None:
         since = self._proof.progress.stuck_since
