@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from prober import estimates
-from prober.estimates import HIGHEST_UTILIZATION, Room
-from prober.records import Figures, Outcome, Stage, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Fix:
-    """One way out. ``value`` is what ``flag`` takes; ``expected_max_model_len`` None: not computable from this log."""
-
-    action: str
-    flag: str | None
-    value: int | float | str | None
-    expected_max_model_len: int | None
-    why: str
+from prober.estimates import HIGHEST_UTILIZATION
+from prober.records import Outcome, Stage, Verdict
+from prober.remedies import (
+    Fix,
+    fewer_sequences,
+    free_memory,
+    half_the_length,
+    higher_utilization,
+    lower_utilization,
+    more_devices,
+    more_host_memory,
+    shorter,
+    smaller_cache_entries,
+    smaller_weights,
+    smaller_working_set,
+)
 
 
 def fixes(verdict: Verdict) -> tuple[Fix, ...]:
@@ -31,24 +33,24 @@ def fixes(verdict: Verdict) -> tuple[Fix, ...]:
 
 def _kv_too_small(verdict: Verdict) -> Iterator[Fix]:
     figures = verdict.figures
-    yield from _shorter(figures)
+    yield from shorter(figures)
     if "VLLM_CPU_KVCACHE_SPACE" in verdict.evidence:
-        yield from _more_host_memory(figures)
+        yield from more_host_memory(figures)
         return
     known = estimates.room(figures)
-    more = tuple(_higher_utilization(figures))
+    more = tuple(higher_utilization(figures))
     yield from (fix for fix in more if fix.flag is not None)
-    yield from _smaller_cache_entries(figures, known)
-    yield from _smaller_working_set(figures, known)
-    yield from _more_devices(figures, known)
-    yield from _smaller_weights(figures, known)
+    yield from smaller_cache_entries(figures, known)
+    yield from smaller_working_set(figures, known)
+    yield from more_devices(figures, known)
+    yield from smaller_weights(figures, known)
     yield from (fix for fix in more if fix.flag is None)
 
 
 def _no_kv_memory(verdict: Verdict) -> Iterator[Fix]:
     figures = verdict.figures
     if "VLLM_CPU_KVCACHE_SPACE" in verdict.evidence:
-        yield from _more_host_memory(figures)
+        yield from more_host_memory(figures)
         return
     total, weights = figures.total_gib, figures.weights_gib
     more: tuple[Fix, ...] = ()
@@ -58,37 +60,37 @@ def _no_kv_memory(verdict: Verdict) -> Iterator[Fix]:
             f"no setting can work: the weights alone take {weights:.2f} GiB of the device's {total:.2f} GiB",
         )  # fmt: skip
     else:
-        more = tuple(_higher_utilization(figures))
+        more = tuple(higher_utilization(figures))
         yield from (fix for fix in more if fix.flag is not None)
-        yield from _smaller_working_set(figures, None)
-    yield from _more_devices(figures, None)
-    yield from _smaller_weights(figures, None)
+        yield from smaller_working_set(figures, None)
+    yield from more_devices(figures, None)
+    yield from smaller_weights(figures, None)
     yield from (fix for fix in more if fix.flag is None)
 
 
 def _device_oom(verdict: Verdict) -> Iterator[Fix]:
     figures = verdict.figures
     if verdict.stage is Stage.LOAD:
-        yield from _free_memory(verdict)
-        yield from _more_devices(figures, None)
-        yield from _smaller_weights(figures, None)
+        yield from free_memory(verdict)
+        yield from more_devices(figures, None)
+        yield from smaller_weights(figures, None)
         return
     if verdict.rule == "warmup_oom":
-        yield from _fewer_sequences(figures)
+        yield from fewer_sequences(figures)
     if verdict.stage in (Stage.CAPTURE, Stage.SERVE, Stage.KV_CACHE):
-        yield from _lower_utilization(figures)
-    yield from _smaller_working_set(figures, None)
+        yield from lower_utilization(figures)
+    yield from smaller_working_set(figures, None)
     if verdict.rule != "warmup_oom":
-        yield from _fewer_sequences(figures)
+        yield from fewer_sequences(figures)
     if verdict.stage is Stage.PROFILE:
-        yield from _half_the_length(figures)
-    yield from _free_memory(verdict)
-    yield from _more_devices(figures, None)
+        yield from half_the_length(figures)
+    yield from free_memory(verdict)
+    yield from more_devices(figures, None)
 
 
 def _host_oom(verdict: Verdict) -> Iterator[Fix]:
-    yield from _fewer_sequences(verdict.figures)
-    yield from _half_the_length(verdict.figures)
+    yield from fewer_sequences(verdict.figures)
+    yield from half_the_length(verdict.figures)
     yield Fix("free host memory", None, None, None, "host buffers grow with max_num_seqs × max_model_len")
 
 
@@ -100,7 +102,7 @@ def _device_busy(verdict: Verdict) -> Iterator[Fix]:
             "another process freed memory while vLLM measured; nothing is wrong with the settings",
         )  # fmt: skip
         return
-    yield from _free_memory(verdict)
+    yield from free_memory(verdict)
     if figures.free_gib is not None and figures.total_gib:
         share = math.floor(figures.free_gib / figures.total_gib * 100) / 100
         if share > 0.05:
@@ -116,7 +118,7 @@ def _sequence_slots(verdict: Verdict) -> Iterator[Fix]:
         "allow fewer sequences", "--max-num-seqs", slots, verdict.figures.requested_max_model_len,
         "each sequence needs one Mamba block; the price is concurrency, not length",
     )  # fmt: skip
-    yield from _higher_utilization(verdict.figures)
+    yield from higher_utilization(verdict.figures)
 
 
 def _over_model_limit(verdict: Verdict) -> Iterator[Fix]:
@@ -147,7 +149,7 @@ def _unservable(verdict: Verdict) -> Iterator[Fix]:
         "ask for one block less", "--max-model-len", shorter, shorter,
         "the server starts, but never grants the last block of a request of full length",
     )  # fmt: skip
-    yield from _higher_utilization(figures)
+    yield from higher_utilization(figures)
 
 
 def _bad_config(verdict: Verdict) -> Iterator[Fix]:
@@ -182,157 +184,6 @@ def _timeout(_: Verdict) -> Iterator[Fix]:
         "give the engine more time", "VLLM_ENGINE_READY_TIMEOUT_S", 3600, None,
         "a slow disk or download looks like this; a hung collective does too, then the workers' logs say more",
     )  # fmt: skip
-
-
-def _shorter(figures: Figures) -> Iterator[Fix]:
-    length = estimates.length_that_fits(figures)
-    if length is None:
-        return
-    told = figures.estimated_max_len or figures.max_tokens_in_cache
-    kept = f", less the block(s) that this version never grants (vLLM says {told:,})" if told and told > length else ""
-    yield Fix("ask for a shorter length", "--max-model-len", length, length, f"what this run's KV memory holds{kept}")
-
-
-def _higher_utilization(figures: Figures) -> Iterator[Fix]:
-    missing = estimates.missing_gib(figures)
-    if missing is None and figures.available_gib is not None and figures.available_gib <= 0:
-        missing = -figures.available_gib + 0.01
-    now = estimates.utilization(figures)
-    if missing is None:
-        yield Fix(
-            "raise gpu_memory_utilization", "--gpu-memory-utilization",
-            HIGHEST_UTILIZATION if now < HIGHEST_UTILIZATION else None, None,
-            f"now {now:.2f}; the log does not say how much is missing; {HIGHEST_UTILIZATION} is the most to try",
-        )  # fmt: skip
-        return
-    needed = estimates.utilization_for(figures, missing)
-    if needed is None:
-        yield Fix(
-            "raise gpu_memory_utilization", "--gpu-memory-utilization", None, figures.requested_max_model_len,
-            f"{missing:.2f} GiB are missing; divided by the device's total GiB that is how much to add to {now:.2f}",
-        )  # fmt: skip
-    elif needed > HIGHEST_UTILIZATION:
-        yield Fix(
-            "do not raise gpu_memory_utilization", None, None, None,
-            f"{missing:.2f} GiB are missing, which takes {needed:.2f}; above {HIGHEST_UTILIZATION} graphs, the driver "
-            "and neighbours run out of memory instead",
-        )  # fmt: skip
-    else:
-        yield Fix(
-            "raise gpu_memory_utilization", "--gpu-memory-utilization", needed, figures.requested_max_model_len,
-            f"{missing:.2f} GiB are missing of {figures.total_gib:.2f}; less is left for graphs and neighbours",
-        )  # fmt: skip
-
-
-def _more_host_memory(figures: Figures) -> Iterator[Fix]:
-    asked, held = figures.requested_max_model_len, figures.max_tokens_in_cache
-    why = f"{asked / held:.1f} times what it is now" if asked and held else "whole GiB of host memory"
-    yield Fix("give the KV cache more host memory", "VLLM_CPU_KVCACHE_SPACE", None, asked, why)
-
-
-def _lower_utilization(figures: Figures) -> Iterator[Fix]:
-    now = estimates.utilization(figures)
-    lower = round(now - 0.05, 2)
-    yield Fix(
-        "lower gpu_memory_utilization", "--gpu-memory-utilization", lower, None,
-        "memory ran out after the KV cache was sized, so the cache must be smaller; raising the fraction makes this "
-        "worse. If the length is then refused, no fraction works and the device is too small for it",
-    )  # fmt: skip
-
-
-def _smaller_cache_entries(figures: Figures, known: Room | None) -> Iterator[Fix]:
-    length = known.length(gib_per_token=known.gib_per_token / 2) if known else None
-    if length is None and (fits := estimates.length_that_fits(figures)) is not None:
-        length = fits * 2
-    yield Fix(
-        "keep the KV cache in eight bits", "--kv-cache-dtype", "fp8", _within(length, figures),
-        "half the bytes per token, unless the cache is fp8 already; some accuracy, and some devices cannot",
-    )  # fmt: skip
-
-
-def _smaller_working_set(figures: Figures, known: Room | None) -> Iterator[Fix]:
-    if figures.activation_gib:
-        freed = figures.activation_gib / 2
-        batch = figures.max_num_batched_tokens
-        yield Fix(
-            "batch fewer tokens", "--max-num-batched-tokens", batch // 2 if batch else 2048,
-            _within(known.length(freed), figures) if known else None,
-            f"activations take {figures.activation_gib:.2f} GiB and follow the batch; long prompts are read slower",
-        )  # fmt: skip
-    else:
-        batch = figures.max_num_batched_tokens
-        yield Fix(
-            "batch fewer tokens", "--max-num-batched-tokens", batch // 2 if batch else 2048, None,
-            "activations follow the batch; long prompts are read slower",
-        )  # fmt: skip
-    graphs = figures.cuda_graph_gib
-    freed_by_eager = f"graphs take {graphs:.2f} GiB" if graphs and graphs > 0 else "graphs take up to a few GiB"
-    yield Fix(
-        "run without CUDA graphs", "--enforce-eager", None,
-        _within(known.length(graphs), figures) if known and graphs and graphs > 0 else None,
-        f"{freed_by_eager}; decoding becomes slower",
-    )  # fmt: skip
-
-
-def _fewer_sequences(figures: Figures) -> Iterator[Fix]:
-    seqs = figures.max_num_seqs
-    yield Fix(
-        "allow fewer sequences", "--max-num-seqs", max(1, seqs // 4) if seqs else 64, None,
-        "the sampler's and the host's buffers grow with it; the price is concurrency",
-    )  # fmt: skip
-
-
-def _more_devices(figures: Figures, known: Room | None) -> Iterator[Fix]:
-    size = (figures.tensor_parallel_size or 1) * 2
-    length = None
-    if known is not None:
-        freed = (figures.weights_gib or 0.0) / 2
-        length = known.length(freed, known.gib_per_token / 2)
-    yield Fix(
-        "spread the model over more devices", "--tensor-parallel-size", size, _within(length, figures),
-        "weights and KV heads are split; the size must divide the number of attention heads",
-    )  # fmt: skip
-
-
-def _smaller_weights(figures: Figures, known: Room | None) -> Iterator[Fix]:
-    weights = figures.weights_gib
-    if weights is None or weights <= 0:
-        yield Fix("use quantized weights", None, None, None, "an AWQ, GPTQ or FP8 version of the model; some accuracy")
-        return
-    yield Fix(
-        "use quantized weights", None, None,
-        _within(known.length(weights / 2), figures) if known else None,
-        f"the weights take {weights:.2f} GiB; in eight bits about half if they are in sixteen now; some accuracy",
-    )  # fmt: skip
-
-
-def _half_the_length(figures: Figures) -> Iterator[Fix]:
-    length = figures.requested_max_model_len
-    if length and length > 1:
-        yield Fix(
-            "ask for a shorter length", "--max-model-len", length // 2, None,
-            "buffers grow with the length; half of it is a guess that a trial must prove",
-        )  # fmt: skip
-
-
-def _free_memory(verdict: Verdict) -> Iterator[Fix]:
-    holders = re.findall(r"Process (\d+) has ([\d.]+ [GM]iB) memory in use", verdict.evidence)
-    figures = verdict.figures
-    if holders:
-        who = ", ".join(f"process {pid} holds {size}" for pid, size in holders)
-    elif figures.free_gib is not None and figures.total_gib is not None:
-        who = f"{figures.total_gib - figures.free_gib:.2f} of {figures.total_gib:.2f} GiB are taken (see nvidia-smi)"
-    else:
-        who = "nvidia-smi shows who holds it; a server that was just stopped needs some seconds"
-    yield Fix("free device memory", None, None, None, who)
-
-
-def _within(length: int | None, figures: Figures) -> int | None:
-    """Never promise more than was asked for: nothing is known beyond."""
-    if not length:
-        return None
-    asked = figures.requested_max_model_len
-    return min(length, asked) if asked else length
 
 
 _CONFIG_UNKNOWN = ("correct the configuration", None, None, "no length can work before this is changed")

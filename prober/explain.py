@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from prober import estimates
-from prober.advice import Fix, fixes
+from prober.advice import fixes
 from prober.records import Figures, Outcome, Verdict
+from prober.remedies import Fix
 from prober.verdict import Reader
 
 

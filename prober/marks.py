@@ -122,6 +122,11 @@ FRAMES: tuple[tuple[Stage, Template], ...] = tuple(
 SERVER_STARTS: tuple[Template, ...] = (Template("vLLM API server version"),)
 ENGINE_STARTS: tuple[Template, ...] = (Template("Initializing a{n|} {V0 |V1 |}LLM engine"),)
 
+TRACEBACK = Template("Traceback (most recent call last)")
+LOGGING_ERROR = Template("--- Logging error ---")
+LOGGING_ERROR_END = Template("Arguments: ")
+EXCEPTIONS = (TRACEBACK, LOGGING_ERROR, LOGGING_ERROR_END, Template("Error: "), Template("Exception: "))
+
 FIGURES: tuple[Template, ...] = tuple(
     Template(text)
     for text in (

@@ -383,6 +383,9 @@ RULES: tuple[Rule, ...] = (
     *_MACHINE,
 )
 
+# A request's own trouble reads like one of these, so they count only while the server starts.
+ONLY_BEFORE_READY = (Outcome.BAD_CONFIG, Outcome.OVER_MODEL_LIMIT, Outcome.TOO_SHORT)
+
 # Lines that any failure ends with. They decide nothing: the cause is somewhere else, or not in the log at all.
 WRAPPERS: tuple[Rule, ...] = (
     *_rules(

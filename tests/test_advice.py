@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prober import estimates
-from prober.advice import Fix, fixes
+from prober.advice import fixes
 from prober.records import Figures, Outcome, Stage, Verdict
+from prober.remedies import Fix
 
 V1 = Figures(
     requested_max_model_len=65536,
