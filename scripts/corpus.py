@@ -19,7 +19,9 @@ from prober.verdict import classify
 
 CAPACITY = frozenset({Outcome.KV_TOO_SMALL, Outcome.NO_KV_MEMORY, Outcome.DEVICE_OOM, Outcome.UNSERVABLE})
 GOOD = frozenset({Outcome.READY, Outcome.UNFINISHED})
-UNREAD = frozenset({Outcome.UNFINISHED, Outcome.CRASH})  # what lines without the decisive one are read as
+UNREAD = frozenset(
+    {Outcome.UNFINISHED, Outcome.CRASH}
+)  # no cause found: the lines may not hold one, or the reader does not know it
 EXPECTED: dict[str, frozenset[Outcome]] = {
     "ok": GOOD,
     "too_long": frozenset({Outcome.KV_TOO_SMALL}),
@@ -58,13 +60,13 @@ def main(folder: Path) -> int:
     missed = [cell for cell in cells if not cell[-1]]
     print_outcomes(rows, wrong)
     print(f"\noutcome right       {len(rows) - len(wrong)} of {len(rows)} ({1 - len(wrong) / len(rows):.1%})")
-    cause = len(rows) - sum(found[row["id"]].outcome in UNREAD for row in wrong)
-    print(f"of lines with cause {len(rows) - len(wrong)} of {cause}")
+    misread = sum(found[row["id"]].outcome not in UNREAD for row in wrong)
+    print(f"read as another     {misread}, as no cause at all {len(wrong) - misread}")
     print(f"dangerous misreads  {len(dangerous)}")
     print(f"figures right       {len(cells) - len(missed)} of {len(cells)} ({1 - len(missed) / len(cells):.1%})")
     for row in wrong:
         verdict = found[row["id"]]
-        why = "the lines stop before the decisive one" if verdict.outcome in UNREAD else "misread"
+        why = "no cause found: do the lines hold one?" if verdict.outcome in UNREAD else "misread"
         print(f"  miss: {row['id']}: {row['outcome']} read as {verdict.outcome} ({why})")
     for name, column, wanted, got, _ in missed:
         print(f"  miss: {name}: {column} is {wanted}, read {got}")
