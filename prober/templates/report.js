@@ -274,6 +274,7 @@
   });
 
   form.addEventListener("input", filter);
+  form.addEventListener("change", filter);
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("reset", () => setTimeout(filter));
   addEventListener("hashchange", readAddress);
