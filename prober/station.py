@@ -41,6 +41,7 @@ class Station:
     chosen: tuple[Gpu, ...] = ()  # empty: the CPU
     say: Callable[[str], None] = lambda _: None  # whom we wait for
     idle_seconds: float = IDLE_SECONDS
+    return_seconds: float = RETURN_SECONDS
     baseline: neighbours.Baseline = field(default_factory=neighbours.Baseline)
 
     @property
@@ -60,7 +61,7 @@ class Station:
         """Wait for the trial's memory to come back; return what did not, in MiB on all GPUs. None: the CPU."""
         if not self.chosen:
             return None
-        left = neighbours.wait_for_return(_everything, self.baseline, limit_seconds=RETURN_SECONDS, report=self.say)
+        left = neighbours.wait_for_return(_everything, self.baseline, limit_seconds=self.return_seconds, report=self.say)
         return sum(left.values()) // MIB if left else None
 
 

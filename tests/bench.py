@@ -97,17 +97,24 @@ def bystander(**environment: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @contextmanager
-def running_probe(folder: Path, engine: FakeEngine, *words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """`prober probe` of the fake engine on the CPU, in a process of its own; its two streams go to files."""
+def running_probe(
+    folder: Path,
+    engine: FakeEngine,
+    *words: str,
+    name: str = "",
+    device: str = "cpu",
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[str]]:
+    """`prober probe` of the fake engine, in a process of its own; its streams go to files `out` and `err` + `name`."""
     model = folder / "model"
     if not model.exists():
         write_model(model)
-    command = [str(PROBER), "probe", str(model), "--python", sys.executable, "--device", "cpu"]
+    command = [str(PROBER), "probe", str(model), "--python", sys.executable, "--device", device]
     own = {name: text for name, text in os.environ.items() if name not in ("ENGINE_PYTHON", "PROBER_TRIAL")}
-    with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
+    with (folder / f"out{name}").open("w") as out, (folder / f"err{name}").open("w") as err:
         process = subprocess.Popen(
             [*command, "--results", str(folder / "results"), *words],
-            env={**own, **engine.environment, **environment},
+            env={**own, **engine.environment, **(environment or {})},
             stdout=out,
             stderr=err,
             text=True,

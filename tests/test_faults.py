@@ -100,7 +100,7 @@ TABLE = (
     row("crash offline", Outcome.CRASH, None, 1, Fault(F.CRASH, "capture"), entrypoint=LLM),
     # Hangs: the stage is the last one that the log shows
     *(
-        row(f"hang at {stage}", Outcome.TIMEOUT, shown, None, Fault(F.HANG, stage), says=f"no progress for 2 s at")
+        row(f"hang at {stage}", Outcome.TIMEOUT, shown, None, Fault(F.HANG, stage), says="no progress for 2 s at")
         for stage, shown in {
             "config": Stage.CONFIG,
             "download": Stage.CONFIG,

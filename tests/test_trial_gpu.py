@@ -1,0 +1,225 @@
+"""A whole `prober probe` on made-up GPUs: neighbours, zombies, leaks, left-overs, and a second prober."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from bench import bystander, running_probe
+from fake_engine import FakeEngine, Fault, FaultKind, Scenario, make_engine, wait_until, write_model
+from fake_nvml import Gpu, build_stub, claim, nvml_environment, write_state
+
+ANSWER = "496  (a request of exactly that length was answered)"
+GPU_MIB = 9000
+
+
+@pytest.fixture(scope="session")
+def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_stub(tmp_path_factory.mktemp("stub"))
+
+
+@dataclass
+class Box:
+    """A machine of made-up GPUs, with UUIDs of its own: leases are kept by UUID in one place for all tests."""
+
+    folder: Path
+    stub: Path
+    uuids: tuple[str, ...]
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        inherited = {"CUDA_VISIBLE_DEVICES": ""} if "CUDA_VISIBLE_DEVICES" in os.environ else {}
+        return {**inherited, **nvml_environment(self.stub, self.state)}
+
+    def show(self, **facts: Any) -> None:
+        shown = [
+            Gpu(uuid=uuid, pci=f"00000000:{0x1B + n:02X}:00.0", total_mib=24_000, **facts)
+            for n, uuid in enumerate(self.uuids)
+        ]
+        write_state(self.state, shown)
+
+    def engine(self, *faults: Fault, **played: Any) -> FakeEngine:
+        return make_engine(self.folder / "engine", Scenario(faults=faults, gpu_mib=GPU_MIB, **played))
+
+    def probing(self, engine: FakeEngine, *words: str, name: str = "") -> Any:
+        return running_probe(self.folder, engine, *words, name=name, device="auto", environment=self.environment)
+
+    def probe(self, engine: FakeEngine, *words: str) -> tuple[int, str, str]:
+        with self.probing(engine, *words) as prober:
+            code = prober.wait(60)
+            assert engine.alive() == ()
+        return code, self.said("out"), self.said("err")
+
+    def said(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
+    def trials(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "results" / "trials.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def box(tmp_path: Path, stub: Path) -> Box:
+    made = Box(tmp_path, stub, (f"GPU-{uuid4()}",))
+    made.show()
+    return made
+
+
+@contextmanager
+def neighbour(box: Box, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Somebody else's process on the first GPU."""
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    own = {name: text for name, text in os.environ.items() if not name.startswith("PROBER_")}
+    process = subprocess.Popen(command, env={**own, **environment})
+    claim(box.state, box.uuids[0], 7000, process.pid)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_memory_is_back_at_its_baseline_before_each_trial(box: Box) -> None:
+    engine = box.engine()
+    code, out, _ = box.probe(engine)
+    assert (code, ANSWER in out) == (0, True)
+    assert [trial["leaked_mib"] for trial in box.trials()] == [0, 0, 0]
+    assert "NVIDIA H200" in out
+    assert {launch.environment["CUDA_VISIBLE_DEVICES"] for launch in engine.launches()} == {"0"}
+
+
+def test_two_gpus_are_taken_for_two_ranks(box: Box) -> None:
+    box.uuids = (*box.uuids, f"GPU-{uuid4()}", f"GPU-{uuid4()}")
+    box.show()
+    with neighbour(box):
+        code, _, err = box.probe(engine := box.engine(), "--tp", "2")
+    assert code == 0, err
+    assert {launch.environment["CUDA_VISIBLE_DEVICES"] for launch in engine.launches()} == {"1,2"}
+    assert "waiting" not in err
+
+
+def test_neighbour_is_waited_for_and_named(box: Box) -> None:
+    engine = box.engine()
+    with neighbour(box) as other, box.probing(engine) as prober:
+        said = f"waiting for GPU 0: pid {other.pid} (python"
+        wait_until(lambda: said in box.said("err"), what=said)
+        assert engine.launches() == ()
+        other.kill()
+        other.wait()
+        assert prober.wait(30) == 0
+    assert ANSWER in box.said("out")
+
+
+def test_neighbour_that_stays_ends_the_wait_with_the_list_and_the_command(box: Box) -> None:
+    engine = box.engine()
+    with neighbour(box) as other:
+        code, out, err = box.probe(engine, "--wait", "1")
+        assert other.poll() is None
+    assert (code, out, engine.launches()) == (3, "", ())
+    assert f"prober: waited 1 s for GPU 0: pid {other.pid} (python" in err
+    assert "6.8 GiB" in err
+    assert f"look at them with `ps -fp {other.pid}`" in err
+
+
+def test_memory_that_no_process_holds_is_said_as_such(box: Box) -> None:
+    box.show(used_mib=5000)
+    code, _, err = box.probe(box.engine(), "--wait", "1")
+    assert code == 3
+    assert "4.9 GiB held by no process that can be seen here (a zombie context, or another container)" in err
+    assert "nvidia-smi" in err
+
+
+def test_memory_that_returns_late_is_waited_for(box: Box) -> None:
+    code, out, err = box.probe(box.engine(gpu_hold_seconds=1.0))
+    assert (code, ANSWER in out) == (0, True)
+    assert "waiting for the trial's GPU memory to return: 8.8 GiB" in err
+    assert [trial["leaked_mib"] for trial in box.trials()] == [0, 0, 0]
+
+
+LEAKING = """
+import sys
+from pathlib import Path
+from prober.controller import Task, measure
+from prober.display import PlainDisplay
+from prober.engine import Engine
+from prober.patience import Limits
+from prober.records import Combination, NotReady, Verify
+from prober.station import hold, launcher
+from prober.store import Store
+
+model, results = sys.argv[1:]
+engine, combination = Engine(Path(sys.executable), "0.32.0", None, False), Combination(model)
+store = Store(Path(results))
+display = PlainDisplay(combination, Verify.FULL, lambda line: print(line, file=sys.stderr))
+with hold(engine, "cuda", 1, None, display.say, 1.0) as here:
+    here.return_seconds = 1.0
+    with launcher(here, store, Verify.FULL, Limits()) as launch:
+        try:
+            measure(Task(combination, here.machine), store, launch, display)
+        except NotReady as error:
+            sys.exit(f"not ready: {error}")
+"""
+
+
+def test_leak_is_measured_and_recorded_and_no_trial_starts_on_it(box: Box) -> None:
+    engine = box.engine(gpu_hold_seconds=-1.0)
+    words = [str(write_model(box.folder / "model")), str(box.folder / "results")]
+    done = subprocess.run(
+        [sys.executable, "-c", LEAKING, *words],
+        env={**os.environ, **engine.environment, **box.environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert [(trial["leaked_mib"], trial["verdict"]["outcome"]) for trial in box.trials()] == [(GPU_MIB, "kv_too_small")]
+    assert len(engine.launches()) == 1
+    assert "not ready: waited 1 s for GPU 0: 8.8 GiB held by no process" in done.stderr
+
+
+def test_left_overs_are_ended_only_when_asked(box: Box) -> None:
+    dead = {"PROBER_TRIAL": f"old-{uuid4().hex[:6]}", "PROBER_PID": "1:99999999999"}
+    engine = box.engine()
+    with bystander() as running, neighbour(box, **dead) as left:
+        code, _, err = box.probe(engine, "--wait", "1")
+        assert (code, left.poll()) == (3, None)
+        assert f"pid {left.pid}" in err
+        assert "left over from an earlier trial of ours, --kill-stale ends it" in err
+        code, out, err = box.probe(engine, "--wait", "5", "--kill-stale")
+        assert (code, ANSWER in out) == (0, True)
+        assert left.wait(5) == -signal.SIGKILL
+        assert f"Ended process {left.pid}" in err
+        assert running.poll() is None
+
+
+def test_two_probers_never_share_a_gpu(box: Box) -> None:
+    engine = box.engine(Fault(FaultKind.HANG, launches=(1,)))
+    with box.probing(engine, name="1") as first:
+        wait_until(lambda: len(engine.alive()) == 2, what="the first one's trial")
+        with box.probing(engine, name="2") as second:
+            assert second.wait(20) == 3
+        assert f"leased to another prober, pid {first.pid}" in box.said("err2")
+        assert len(engine.launches()) == 1
+        box.uuids = (*box.uuids, f"GPU-{uuid4()}")
+        box.show()
+        with box.probing(engine, name="3") as third:
+            assert third.wait(30) == 0
+        assert {launch.environment["CUDA_VISIBLE_DEVICES"] for launch in engine.launches()[1:]} == {"1"}
+        first.kill()
+        first.wait()
+        wait_until(lambda: not engine.alive(), what="the first one's trial is gone")
+    engine.change(Scenario(gpu_mib=GPU_MIB))
+    code, _, err = box.probe(engine, "--gpus", "0", "--fresh")
+    assert code == 0, f"a dead prober's lease is taken over: {err}"
