@@ -102,6 +102,7 @@ def running_probe(
     engine: FakeEngine,
     *words: str,
     name: str = "",
+    is_alone: bool = True,
     device: str = "cpu",
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
@@ -125,4 +126,5 @@ def running_probe(
         finally:
             process.kill()
             process.wait()
-            engine.end_all()
+            if is_alone:
+                engine.end_all()

@@ -56,7 +56,8 @@ class Box:
         return make_engine(self.folder / "engine", Scenario(faults=faults, gpu_mib=GPU_MIB, **played))
 
     def probing(self, engine: FakeEngine, *words: str, name: str = "") -> Any:
-        return running_probe(self.folder, engine, *words, name=name, device="auto", environment=self.environment)
+        asked = {"name": name, "is_alone": name in ("", "1"), "device": "auto", "environment": self.environment}
+        return running_probe(self.folder, engine, *words, **asked)  # type: ignore[arg-type]  # of three types
 
     def probe(self, engine: FakeEngine, *words: str) -> tuple[int, str, str]:
         with self.probing(engine, *words) as prober:
