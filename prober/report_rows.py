@@ -45,7 +45,7 @@ HEADINGS = (
     Heading("tp", "TP", is_number=True),
     Heading("utilization", "Utilization", is_number=True),
     Heading("kv", "KV dtype"),
-    Heading("settings", "Other settings"),
+    Heading("settings", "Settings"),
     Heading("vllm", "vLLM"),
     Heading("ceiling", "max_model_len", is_number=True),
     Heading("starts", "Starts at", is_number=True),
@@ -64,6 +64,7 @@ _ANSWERS = {
     Status.BAD_CONFIG: "bad config",
 }
 _UNSAID = "–"
+_LONGEST_FLAGS = 80
 _TOLD_ELSEWHERE = {  # in the row itself or as its proof
     "model", "gpu", "tensor_parallel_size", "gpu_memory_utilization", "kv_cache_dtype", "vllm_version",
     "max_model_len", "starts_max_model_len", "status", "why", "source", "source_url", "schema_version",
@@ -193,9 +194,14 @@ def _settings(row: Row) -> str:
         row.quantization,
         str(row.compile_state) if row.compile_state else None,
         str(row.entrypoint) if row.entrypoint else None,
-        row.other_flags,
+        _shortened(row.other_flags or ""),
     ]
     return " · ".join(part for part in parts if part) or _UNSAID
+
+
+def _shortened(flags: str) -> str:
+    """Cut what would make a row many lines high; the row's facts have it whole."""
+    return flags if len(flags) <= _LONGEST_FLAGS else flags[: _LONGEST_FLAGS - 1] + "…"
 
 
 def _answer_words(row: Row, kind: Kind) -> str:

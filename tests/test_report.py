@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import subprocess
 import sys
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from conftest import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_makers import hostile, matrix, proven
@@ -180,14 +180,48 @@ def test_markdown_aligns_numbers_and_marks_what_is_not_proven() -> None:
     assert "| – | 3,968 | exact | reported |" in table[3]
 
 
-def test_command_writes_the_page_and_says_where(run_prober: Run, tmp_path: Path) -> None:
-    script = "import sys; from prober.cli_report import report; sys.exit(report.main(standalone_mode=False))"
-    Store(tmp_path / "results").put(matrix())
-    import subprocess
+def run_report(folder: Path, *words: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    script = f"import sys; {before}\nfrom prober.cli_report import report\nreport.main(standalone_mode=False)"
+    return subprocess.run(
+        [sys.executable, "-c", script, *words], cwd=folder, capture_output=True, text=True, check=False
+    )
 
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+
+def test_command_writes_the_page_and_says_where(tmp_path: Path) -> None:
+    Store(tmp_path / "results").put(matrix())
+    done = run_report(tmp_path)
     assert done.stdout == f"{Path('results') / 'report.html'}\n"
-    page = (tmp_path / "results" / "report.html").read_text(encoding="utf-8")
-    assert page.startswith("<!doctype html>")
-    marked = subprocess.run([sys.executable, "-c", script, "--markdown"], cwd=tmp_path, capture_output=True, text=True)
-    assert len(marked.stdout.splitlines()) == 2 + len(matrix())
+    assert (tmp_path / "results" / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    elsewhere = run_report(tmp_path, "--output", "page.html")
+    assert (elsewhere.stdout, (tmp_path / "page.html").exists()) == ("page.html\n", True)
+    assert run_report(tmp_path, "--output", "-").stdout.startswith("<!doctype html>")
+
+
+def test_command_prints_markdown_without_the_extra_packages(tmp_path: Path) -> None:
+    Store(tmp_path / "results").put(matrix())
+    missing = "sys.modules['jinja2'] = sys.modules['pygal'] = sys.modules['markupsafe'] = None"
+    done = run_report(tmp_path, "--markdown", before=missing)
+    assert len(done.stdout.splitlines()) == 2 + len(matrix()), done.stderr
+
+
+@pytest.mark.parametrize("package", ["jinja2", "pygal"])
+def test_missing_package_is_named_with_how_to_get_it(tmp_path: Path, package: str) -> None:
+    Store(tmp_path / "results").put(matrix())
+    done = run_report(tmp_path, before=f"sys.modules[{package!r}] = None")
+    assert "pip install 'prober[report]'" in done.stderr.splitlines()[-1]
+    assert package in done.stderr.splitlines()[-1].lower()
+    assert not (tmp_path / "results" / "report.html").exists()
+
+
+def test_nothing_measured_yet_is_said(tmp_path: Path) -> None:
+    assert (
+        run_report(tmp_path)
+        .stderr.splitlines()[-1]
+        .endswith("results holds no rows yet: `prober probe MODEL` measures one.")
+    )
+
+
+def test_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    Store(tmp_path / "results").put(matrix())
+    done = run_report(tmp_path, "--output", "no/such/folder/page.html")
+    assert "no/such/folder/page.html cannot be written: No such file or directory." in done.stderr
