@@ -21,6 +21,7 @@ from prober.records import Combination, CompileState
 from prober.schema import Row
 
 CPU = "cpu"  # what a plan calls a node without a GPU
+AGAIN = "-again"  # ends the key of a cell that is measured a second time in one night
 RANK_GIB = 4.0  # host memory that one rank of vLLM takes at least: its process, CUDA's context, pinned buffers
 
 

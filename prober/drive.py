@@ -34,7 +34,7 @@ class Keeper(Protocol):
 
     def keep_trial(self, streamed: Streamed) -> None: ...
     def keep_answers(self, answers: Sequence[tuple[Cell, Answer]]) -> None: ...
-    def say(self, line: str) -> None: ...
+    def pass_over(self, line: str) -> None: ...  # a node was skipped or lost, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Drive:
     def _again(self, cell: Cell, why: str, what: str) -> Answer | None:
         """Put the cell back in line; return the answer where there is no use in that."""
         self._reasons[cell.key] = why
-        self._keeper.say(f"{what}: {why}; {cell.combination.model} is put back in line")
+        self._keeper.pass_over(f"{what}: {why}; {cell.combination.model} is put back in line")
         self._queue.add(cell)
         hopeless = self._queue.take_hopeless()
         self._end([(one, self._unplaceable(one, why)) for one in hopeless if one.key != cell.key])

@@ -34,9 +34,8 @@ class RayFleet(Executor):
     """A connection to a running Ray cluster. Raises NotReady where there is none."""
 
     def __init__(self, address: str | None, search: SearchHere = fleet_node.search) -> None:
-        ray = _ray()
-        self._ray = ray
         on_sigterm = signal.getsignal(signal.SIGTERM)
+        ray = self._ray = _ray()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             ray.init(

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from prober.cells import Cell
+from prober.cells import AGAIN, Cell
 from prober.jobs import Answer, End, Known, Streamed
 from prober.merge import read_rows
 from prober.records import Machine, NotReady
@@ -102,7 +102,7 @@ class FleetFiles:
             if event["event"] == "begin":
                 break
             if event["event"] == "answer" and (answer := _answer(event)).row is not None:
-                rows[event["cell"]].append(answer.row)
+                rows[event["cell"].removesuffix(AGAIN)].append(answer.row)
         return rows
 
     def previous(self) -> list[Row]:

@@ -36,9 +36,12 @@ class KnownRows:
         self._exact: dict[About, list[Row]] = defaultdict(list)
         self._alike: dict[About, list[Row]] = defaultdict(list)
         for row in rows:
-            if row.source is Source.MEASURED:
-                self._exact[about_row(row)].append(row)
-                self._alike[row.model, row.gpu, row.tensor_parallel_size].append(row)
+            self.add(row)
+
+    def add(self, row: Row) -> None:
+        if row.source is Source.MEASURED:
+            self._exact[about_row(row)].append(row)
+            self._alike[row.model, row.gpu, row.tensor_parallel_size].append(row)
 
     def fresh(self, combination: Combination, gpu: str, asked: Freshness) -> Row | None:
         """A row that still answers: settled as it was asked for, on the same versions, and young enough."""
