@@ -33,6 +33,7 @@ venv:
 engine:
 	@$(PYTHON) scripts/make_env.py engine
 
-# make corpus CORPUS=path/to/corpus    how well the rules read public start-ups
+# How well the rules read public start-ups.
+CORPUS ?= ../shared/corpus
 corpus: venv
 	.venv/bin/python scripts/corpus.py $(CORPUS)

@@ -11,6 +11,7 @@ from typing import NoReturn
 import click
 
 from prober import __version__
+from prober.cli_logs import explain, import_logs
 from prober.cli_machine import doctor
 from prober.cli_probe import probe
 from prober.cli_results import diff, lookup, merge
@@ -63,5 +64,5 @@ def commands() -> None:
     """
 
 
-for command in (probe, lookup, doctor, merge, diff):
+for command in (probe, lookup, explain, doctor, import_logs, merge, diff):
     commands.add_command(command)

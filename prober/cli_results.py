@@ -63,9 +63,9 @@ def lookup(results: Path, as_json: bool, form: str | None, **question: Any) -> i
 
 def _best(answer: Answer, form: str) -> str:
     """The best answer as what vLLM is started with."""
-    from prober import lookup as writers
+    from prober import serve_flags
 
-    text: str = getattr(writers, form)(answer.hits[0].row)
+    text: str = getattr(serve_flags, form)(answer.hits[0].row)
     return text if text.endswith("\n") else text + "\n"
 
 

