@@ -24,7 +24,7 @@ from prober.store import Store
 
 # Its estimate is wrong, so that the search takes five launches.
 LYING = Scenario(estimate_error=-300)
-ANSWER = ("status", "max_model_len", "refused_max_model_len", "trials", "verified", "machine", "other_flags")
+ANSWER = ("status", "max_model_len", "refused_max_model_len", "verified", "machine", "other_flags")
 
 
 def trials(folder: Path) -> list[dict[str, Any]]:
