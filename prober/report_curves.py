@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 from xml.etree.ElementTree import Element
 
@@ -97,7 +98,7 @@ def _series(axis: Axis, lines: Sequence[Line]) -> list[Series]:
     groups: dict[tuple[object, ...], dict[Any, int]] = {}
     for line in lines:
         value = axis.value_of(line.row)
-        if value is not None and line.tokens is not None:
+        if value is not None and line.tokens is not None and not (isinstance(value, float) and not isfinite(value)):
             points = groups.setdefault(tuple(getattr(line.row, name) for name in fixed), {})
             points[value] = min(points.get(value, line.tokens), line.tokens)
     several = {key: points for key, points in groups.items() if len(points) > 1}

@@ -115,6 +115,12 @@ def test_curve_changes_one_setting_only() -> None:
     assert [one.points for one in chart.series] == [((0.8, 1000), (0.9, 1900))]
 
 
+def test_nonsense_on_an_axis_is_not_drawn() -> None:
+    shares = (0.8, float("inf"), 0.9)
+    found = curves_of(lines_of(proven(1000, gpu_memory_utilization=share) for share in shares))
+    assert found[0].charts[0].series[0].points == ((0.8, 1000), (0.9, 1000))
+
+
 def test_versions_are_ordered_as_versions() -> None:
     found = curves_of(lines_of([proven(1000, vllm_version="0.10.0"), proven(2000, vllm_version="0.9.2")]))
     assert found[0].charts[0].series[0].points == (("0.9.2", 2000), ("0.10.0", 1000))
