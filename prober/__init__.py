@@ -23,15 +23,12 @@ class _Package(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         from prober import api
 
-        for each in _API:
-            setattr(self, each, getattr(api, each))
         return getattr(api, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # The import system puts submodules here, and two have the name of a function: once in use, that one stays.
-        if name in _API and isinstance(value, ModuleType) and callable(vars(self).get(name)):
-            return
-        super().__setattr__(name, value)
+        # The import system puts each submodule here; of lookup and probe the function is meant, never the module.
+        if not (name in _API and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Package

@@ -42,18 +42,19 @@ def test_import_loads_nothing_of_it(tmp_path: Path) -> None:
 def test_names_are_functions_also_after_their_modules_were_loaded(tmp_path: Path) -> None:
     script = """
 import prober
-print(prober.lookup("Qwen3-8B").command)
 from prober.lookup import look_up
 from prober.probe import Wish
 print(prober.lookup("Qwen3-8B").command, callable(prober.probe), callable(prober.read_matrix))
+import prober.lookup
+print(prober.lookup("Qwen3-8B").command)
 try:
     prober.nothing_like_it
 except AttributeError as error:
     print(error)
 """
     assert run_python(script, tmp_path).splitlines() == [
-        "prober probe Qwen3-8B",
         "prober probe Qwen3-8B True True",
+        "prober probe Qwen3-8B",
         "module 'prober' has no attribute 'nothing_like_it'",
     ]
 
