@@ -14,6 +14,7 @@ from prober import __version__
 from prober.cli_logs import explain, import_logs
 from prober.cli_machine import doctor
 from prober.cli_probe import probe
+from prober.cli_report import report
 from prober.cli_results import diff, lookup, merge
 from prober.records import ProberError
 
@@ -64,5 +65,5 @@ def commands() -> None:
     """
 
 
-for command in (probe, lookup, explain, doctor, import_logs, merge, diff):
+for command in (probe, lookup, explain, doctor, import_logs, merge, diff, report):
     commands.add_command(command)

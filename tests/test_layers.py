@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("policy", ("controller", "station", "probe", "doctor", "lookup", "frame", "api")),
-    ("many", ("fleet", "fleet_node", "fleet_night", "report", "report_rows", "report_heat", "report_curves")),
+    ("many", ("fleet", "fleet_node", "fleet_night", "report", "report_rows", "report_heat", "report_curves", "report_markdown")),
     ("edge", ("display", "cli_probe", "cli_results", "cli_machine", "cli_logs", "cli_report", "cli_fleet", "cli")),
 )
 HOMES = {
