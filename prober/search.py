@@ -100,6 +100,8 @@ class _Known:
         self.flipped = _flipped(observations)
         self.unknown = {length for length in self.attempts if length not in self.readings}
         self.untriable = {length for length in self.unknown if self.attempts[length] >= ATTEMPTS}
+        if None in self.readings:  # answered, and nobody knows for which length: to ask again would tell no more
+            self.untriable.add(None)
         self.served = self._lengths(Reading.SERVES)
         self.refused = self._lengths(Reading.TOO_LONG)
         self.low = max([space.low, *(length + 1 for length in self._lengths(Reading.TOO_SHORT))])
@@ -187,7 +189,8 @@ class _Known:
         if self.contradicts:
             return Try(self.upper, f"again: it was refused, yet {self.serves:,} served")
         for length in sorted_lengths(self.unknown - self.untriable):
-            if length is None or self.lo < length < (self.hi or length + 1):
+            is_open = self.top is None if length is None else self.lo < length < (self.hi or length + 1)
+            if is_open:
                 return Try(length, "again: the last attempt could not tell")
         return None
 
