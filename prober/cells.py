@@ -14,9 +14,11 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 
 from prober import flags
+from prober.ceiling_row import public_model
 from prober.known_rows import Freshness, KnownRows
 from prober.naming import same_gpu
 from prober.plan import EVERY_TYPE, EngineWish, ModelWish, Plan
+from prober.public_text import public_text
 from prober.records import Combination, CompileState
 from prober.schema import Row
 
@@ -199,7 +201,8 @@ def _fitting(
     if any(runs_on(cell, node) for node in nodes):
         return cell
     why = _why_nowhere(cell, nodes)
-    return Refused(combination.model, gpu, combination.tensor_parallel_size, engine.name, why)
+    label = cell.vllm_version or public_text(engine.name)
+    return Refused(public_model(combination.model), gpu, combination.tensor_parallel_size, label, public_text(why))
 
 
 def _key(combination: Combination, gpu: str, engine: EngineWish) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 from prober import fleet_node
@@ -22,6 +24,7 @@ from prober.records import NotReady
 
 SearchHere = Callable[[Job, Callable[[Streamed], None]], Answer]
 
+POLL_SECONDS = 0.5
 SURVEY_SECONDS = 180.0
 MAKE_SECONDS = 7200.0
 END_SECONDS = 45.0  # for cancelled searches to end what they had started
@@ -34,7 +37,7 @@ class RayFleet(Executor):
     """A connection to a running Ray cluster. Raises NotReady where there is none."""
 
     def __init__(self, address: str | None, search: SearchHere = fleet_node.search) -> None:
-        on_sigterm = signal.getsignal(signal.SIGTERM)
+        self._signals = _Signals()
         ray = self._ray = _ray()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
@@ -48,7 +51,7 @@ class RayFleet(Executor):
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise NotReady(f"there is no Ray cluster at {address or 'this machine'}: {_first_line(error)}") from error
         finally:
-            signal.signal(signal.SIGTERM, on_sigterm)  # Ray takes it over; ours ends every trial first
+            self._signals.take_over()
         self._task = ray.remote(max_calls=0, max_retries=0)(_on_node)  # max_calls: we hold no GPU between searches
         self._search = search
         here = ray.get_runtime_context().get_node_id()
@@ -63,6 +66,7 @@ class RayFleet(Executor):
             self.stop()
         finally:
             self._ray.shutdown()
+            self._signals.give_back()
 
     def survey(self, engines: Sequence[EngineWish], makes_engines: bool = False) -> list[FleetNode]:
         """Let every node describe itself. One that does not answer is listed with that problem."""
@@ -73,11 +77,19 @@ class RayFleet(Executor):
             for node in nodes.values()
         }
         limit = MAKE_SECONDS if makes_engines else SURVEY_SECONDS
-        answered, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=limit)
+        answered = self._wait_for_all(list(asked), limit)
         found = [self._described(ref, node) if ref in answered else _silent(node, limit) for ref, node in asked.items()]
         for ref in set(asked) - set(answered):
             self._ray.cancel(ref, force=True)
         return sorted(found, key=lambda node: (node.gpu, node.name, node.id))
+
+    def _wait_for_all(self, refs: list[Any], seconds: float) -> list[Any]:
+        until = time.monotonic() + seconds
+        while True:
+            ended, left = self._ray.wait(refs, num_returns=len(refs), timeout=POLL_SECONDS)
+            self._signals.act()
+            if not left or time.monotonic() >= until:
+                return list(ended)
 
     def _described(self, ref: Any, node: FleetNode) -> FleetNode:
         try:
@@ -106,7 +118,8 @@ class RayFleet(Executor):
             ended = list(dict.fromkeys([*ended, *more]))
         else:
             ended = []
-            _sleep(seconds)
+            time.sleep(seconds)
+        self._signals.act()
         streamed: list[Event] = list(self._ray.get(self._ledger.take.remote()))
         return [*streamed, *map(self._ended, ended)]
 
@@ -142,6 +155,38 @@ class RayFleet(Executor):
 
     def _is_alive(self, node: str) -> bool:
         return any(n["NodeID"] == node and n["Alive"] for n in self._ray.nodes())
+
+
+class _Signals:
+    """Ctrl-C and SIGTERM, acted upon between Ray's calls: an exception from a handler confuses the call it falls into.
+
+    Ray also takes SIGTERM over when it connects; what was there before is what the signal means to the command.
+    """
+
+    def __init__(self) -> None:
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._came: int | None = None
+
+    def take_over(self) -> None:
+        for number in self._before:
+            signal.signal(number, self._note)
+
+    def give_back(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def act(self) -> None:
+        """Do now what a signal that came in between asks for."""
+        if self._came is not None:
+            number, self._came = self._came, None
+            handler = self._before[signal.Signals(number)]
+            if callable(handler):
+                handler(number, None)
+            elif handler is signal.SIG_DFL:
+                raise KeyboardInterrupt
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._came = number
 
 
 class Ledger:
@@ -198,12 +243,6 @@ def _ray() -> Any:
     with contextlib.suppress(ImportError):
         import ray.exceptions
     return ray
-
-
-def _sleep(seconds: float) -> None:
-    import time
-
-    time.sleep(seconds)
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from prober.ceiling_row import public_model
 from prober.cells import Cell, Refused
 from prober.diff import Diff, Kind, diff
 from prober.jobs import Answer, End
@@ -174,7 +173,7 @@ def gone_from_fleet(refused: Iterable[Refused], previous: Iterable[Row]) -> list
         one
         for one in refused
         if any(
-            row.model == public_model(one.model)
+            row.model == one.model
             and row.tensor_parallel_size == one.tensor_parallel_size
             and (row.gpu == one.gpu or same_gpu(one.gpu, row.gpu))
             for row in rows

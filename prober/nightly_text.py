@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 
-from prober.cells import FleetNode, Laid, Refused
+from prober.ceiling_row import public_model
+from prober.cells import Cell, FleetNode, Laid, Refused
 from prober.diff import Change, Diff, Kind, markdown_diff
 from prober.known_rows import About, about_row
 from prober.naming import version_order
@@ -96,7 +97,12 @@ def _section(title: str, lines: Sequence[str]) -> list[str]:
 
 def _name(one: Compared) -> str:
     version = one.new.vllm_version if one.new is not None else one.cell.vllm_version
-    return _cell(f"{describe(one.cell.combination)} on {one.cell.gpu}, vLLM {version or 'unknown'}")
+    return _cell(f"{_described(one.cell)} on {one.cell.gpu}, vLLM {version or 'unknown'}")
+
+
+def _described(cell: Cell) -> str:
+    """The combination on one line, without a path of the nodes."""
+    return describe(replace(cell.combination, model=public_model(cell.combination.model)))
 
 
 def _regression(one: Compared) -> str:
@@ -119,7 +125,7 @@ def _unanswered(one: Compared) -> str:
 
 def _refused(one: Refused, gone: Sequence[Refused]) -> str:
     lost = " (the matrix has a row of it: machines are missing)" if one in gone else ""
-    return f"{_cell(f'{one.model}, TP {one.tensor_parallel_size} on {one.gpu}, {one.engine}: {one.why}')}{lost}"
+    return f"{_cell(f'{one.model}, TP {one.tensor_parallel_size} on {one.gpu}, vLLM {one.engine}: {one.why}')}{lost}"
 
 
 def between_versions(rows: Iterable[Row]) -> Iterator[str]:
@@ -202,7 +208,7 @@ def summary_json(night: Night) -> str:
 
 def _cell_values(one: Compared) -> dict[str, object]:
     return {
-        "model": one.cell.combination.model,
+        "model": public_model(one.cell.combination.model),
         "gpu": one.cell.gpu,
         "tp": one.cell.combination.tensor_parallel_size,
         "end": one.answer.end,
@@ -223,19 +229,17 @@ def dry_run(laid: Laid, nodes: Sequence[FleetNode]) -> str:
     lines += [f"    {printable(note)}" for node in nodes for note in node.notes]
     lines += [f"{len(laid.cells)} cells, {laid.expected_launches} launches expected:"]
     lines += [
-        f"  {printable(describe(cell.combination))} on {cell.gpu}, vLLM {cell.vllm_version or '?'}: "
+        f"  {printable(_described(cell))} on {cell.gpu}, vLLM {cell.vllm_version or '?'}: "
         f"{cell.expected_launches} launch{'es' * (cell.expected_launches != 1)}"
         for cell in laid.cells
     ]
     if laid.fresh:
         lines += [f"{len(laid.fresh)} cells are still fresh:"]
-        lines += [
-            f"  {printable(describe(cell.combination))} on {cell.gpu}: {_length(row)}" for cell, row in laid.fresh
-        ]
+        lines += [f"  {printable(_described(cell))} on {cell.gpu}: {_length(row)}" for cell, row in laid.fresh]
     if laid.refused:
         lines += [f"{len(laid.refused)} cells cannot run on this fleet:"]
         lines += [
-            f"  {printable(r.model)}, TP {r.tensor_parallel_size} on {r.gpu}, {r.engine}: {printable(r.why)}"
+            f"  {printable(r.model)}, TP {r.tensor_parallel_size} on {r.gpu}, vLLM {r.engine}: {printable(r.why)}"
             for r in laid.refused
         ]
     return "\n".join(lines) + "\n"
