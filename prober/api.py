@@ -108,25 +108,29 @@ def probe(
     ``ceiling.max_model_len``: ``None`` where nothing was proven, and ``ceiling.status`` and ``why`` say the reason.
     Takes minutes. Raises ``UsageError`` for what makes no sense, ``NotReady`` where this machine cannot measure now.
     """
+    from prober.axes import Axes
     from prober.probe import Wish
     from prober.probe import probe as measured
     from prober.search import LOWEST
 
-    wish = Wish(
-        model=model,
-        python=Path(python or os.environ.get("ENGINE_PYTHON") or sys.executable),
-        results=Path(results),
-        tensor_parallel_sizes=(tensor_parallel_size,),
-        utilizations=(gpu_memory_utilization,),
+    axes = Axes(
+        model,
+        (tensor_parallel_size,),
+        (gpu_memory_utilization,),
         entrypoint=entrypoint,
         compile_state=compile_state,
+        vllm_flags=tuple(vllm_flags),
+    )
+    wish = Wish(
+        axes=axes,
+        python=Path(python or os.environ.get("ENGINE_PYTHON") or sys.executable),
+        results=Path(results),
         device=device,
         gpus=None if gpus is None else tuple(gpus),
         low=low or LOWEST,
         high=high,
         verify=verify,
         is_fresh=fresh,
-        vllm_flags=tuple(vllm_flags),
     )
     [(ceiling, _)] = measured(wish, lambda _combination: _Quiet(on_trial))
     return ceiling

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def revision_of(model: str, asked: str | None = None) -> str | None:
@@ -20,6 +22,28 @@ def revision_of(model: str, asked: str | None = None) -> str | None:
         return reference.read_text(encoding="utf-8").strip() or None
     except (OSError, ValueError):
         return asked
+
+
+def attention_heads(model: str) -> int | None:
+    """Return the number of attention heads that tensor parallelism must divide; None: no configuration at hand."""
+    config = _config(model)
+    for part in (config, config.get("text_config")):
+        heads = part.get("num_attention_heads") if isinstance(part, dict) else None
+        if isinstance(heads, int) and heads > 0:
+            return heads
+    return None
+
+
+def _config(model: str) -> dict[str, Any]:
+    """The model's config.json, from its directory or from the Hub's cache; empty where there is none."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        folder = _hub_cache() / f"models--{model.replace('/', '--')}" / "snapshots" / (revision_of(model) or "none")
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def is_directory(model: str) -> bool:

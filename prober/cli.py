@@ -35,6 +35,8 @@ def main() -> NoReturn:
         sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()
+        if isinstance(error, click.NoSuchOption) and "probe" in sys.argv:
+            click.echo("vLLM's own flags go after --, as in: prober probe MODEL -- --max-num-seqs 16", err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         _say_how_to_go_on()

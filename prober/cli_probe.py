@@ -13,12 +13,14 @@ import click
 from prober.records import Combination, CompileState, Entrypoint, NotReady, Stage, Status, Verify
 
 if TYPE_CHECKING:
-    from prober.probe import Display, Wish
+    from prober.probe import Cell, Display, Wish
 
 UNANSWERED = (Status.INCONCLUSIVE, Status.UNSTABLE, Status.BAD_CONFIG)
 
 
-def numbers(kind: type) -> Callable[[click.Context, click.Parameter, str | None], tuple[Any, ...] | None]:
+def numbers(
+    kind: type, most: float | None = None
+) -> Callable[[click.Context, click.Parameter, str | None], tuple[Any, ...] | None]:
     """A callback that reads a list such as 1,2,4."""
 
     def read(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[Any, ...] | None:
@@ -28,11 +30,27 @@ def numbers(kind: type) -> Callable[[click.Context, click.Parameter, str | None]
             values = tuple(kind(part) for part in text.split(","))
         except ValueError:
             raise click.BadParameter(f"{text!r} is not a number or a list such as 1,2", context, parameter) from None
-        if any(value <= 0 for value in values):
-            raise click.BadParameter("only positive numbers make sense", context, parameter)
+        if any(not 0 < value <= (most or value) for value in values):
+            raise click.BadParameter(f"{text!r} is out of range", context, parameter)
         return values
 
     return read
+
+
+def words(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    """Read a list of words such as auto,fp8."""
+    return None if text is None else tuple(text.split(","))
+
+
+def varied(context: click.Context, parameter: click.Parameter, pairs: Sequence[str]) -> tuple[Any, ...]:
+    """Read FLAG=V1,V2 pairs; the dashes may be left out."""
+    found = []
+    for pair in pairs:
+        flag, _, values = pair.partition("=")
+        if not flag or not values:
+            raise click.BadParameter(f"{pair!r} is not FLAG=VALUE,VALUE", context, parameter)
+        found.append((flag if flag.startswith("-") else f"--{flag}", tuple(values.split(","))))
+    return tuple(found)
 
 
 def stage_limits(context: click.Context, parameter: click.Parameter, pairs: Sequence[str]) -> dict[Stage, float]:
@@ -62,9 +80,17 @@ def default_python() -> Path:
 @click.option("--tp", default="1", callback=numbers(int), metavar="N[,N]", help="Tensor-parallel sizes. [1]")
 @click.option(
     "--gpu-memory-utilization",
-    callback=numbers(float),
+    callback=numbers(float, most=1),
     metavar="X[,X]",
     help="Shares of the GPU's memory. [vLLM's own default]",
+)
+@click.option("--kv-cache-dtype", callback=words, metavar="T[,T]", help="Types of the KV cache: auto,fp8. [vLLM's]")
+@click.option(
+    "--vary",
+    multiple=True,
+    callback=varied,
+    metavar="FLAG=V[,V]",
+    help="One more axis: a vLLM flag and its values; on and off for a switch.",
 )
 @click.option("--entrypoint", type=click.Choice([e.value for e in Entrypoint]), default="serve", show_default=True)
 @click.option(
@@ -75,7 +101,7 @@ def default_python() -> Path:
 @click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
 @click.option(
     "--gpus",
-    callback=lambda _c, _p, text: text and tuple(text.split(",")),
+    callback=words,
     metavar="ID[,ID]",
     help="GPUs to take, by number or UUID. [idle ones]",
 )
@@ -95,6 +121,12 @@ def default_python() -> Path:
     default="cold",
     show_default=True,
     help="Caches at each start: empty, kept for the search, or --enforce-eager.",
+)
+@click.option("--dummy-weights", is_flag=True, help="Random weights: nothing is downloaded but the configuration.")
+@click.option("--plan", "only_plan", is_flag=True, help="Say what would be measured; start nothing.")
+@click.option("--budget-launches", type=click.IntRange(1), metavar="N", help="End with the bracket after N launches.")
+@click.option(
+    "--budget-minutes", type=click.FloatRange(0, min_open=True), metavar="M", help="The same after M minutes."
 )
 @click.option("--fresh", is_flag=True, help="Measure anew; recorded trials only hint.")
 @click.option(
@@ -122,21 +154,40 @@ def probe(model: str, vllm_flags: tuple[str, ...], as_json: bool, **options: Any
 
     \b
       prober probe Qwen/Qwen3-8B --gpu-memory-utilization 0.9 -- --kv-cache-dtype fp8
-      prober probe ./my-model --tp 1,2 --verify short
+      prober probe ./my-model --tp 1,2 --gpu-memory-utilization 0.85,0.9
+      prober probe ./my-model --vary max-num-seqs=16,256 --plan
     """
+    from prober.probe import plan
     from prober.probe import probe as run
-    from prober.summary import render, to_json
+    from prober.summary import render, table, to_json
 
-    if options.pop("kill_stale"):
+    wish = _wish(model, vllm_flags, options)
+    if options["only_plan"]:
+        click.echo(_plan_table(plan(wish)))
+        return 0
+    if options["kill_stale"]:
         _end_stale()
     answers = []
-    for ceiling, row in run(_wish(model, vllm_flags, options), _display(Verify(options["verify"]))):
+    for ceiling, row in run(wish, _display(wish.verify)):
         answers.append((ceiling, row))
         if not as_json:
             click.echo(("\n" if len(answers) > 1 else "") + render(ceiling, row))
     if as_json:
         click.echo(to_json(answers))
+    elif len(answers) > 1:
+        click.echo("\n" + table(answers))
     return 1 if any(ceiling.status in UNANSWERED for ceiling, _ in answers) else 0
+
+
+def _plan_table(cells: list[Cell]) -> str:
+    """One line a combination, then the sum."""
+    from prober.summary import describe
+
+    lines = []
+    for cell in cells:
+        expected = f"impossible: {cell.impossible}" if cell.impossible else f"about {cell.launches} launches"
+        lines.append(f"{describe(cell.combination)}: {expected}")
+    return "\n".join([*lines, f"{len(cells)} combinations, about {sum(cell.launches for cell in cells)} launches"])
 
 
 def _display(verify: Verify) -> Callable[[Combination], Display]:
@@ -163,25 +214,35 @@ def _end_stale() -> None:
 
 
 def _wish(model: str, vllm_flags: tuple[str, ...], options: dict[str, Any]) -> Wish:
+    from prober.axes import Axes
     from prober.patience import Limits
-    from prober.probe import Wish
+    from prober.probe import DUMMY_WEIGHTS, Wish
     from prober.search import LOWEST
 
-    return Wish(
+    dummy = DUMMY_WEIGHTS if options["dummy_weights"] else ()
+    axes = Axes(
         model=model,
-        python=options["python"] or default_python(),
-        results=options["results"],
         tensor_parallel_sizes=options["tp"],
         utilizations=options["gpu_memory_utilization"] or (None,),
+        kv_cache_dtypes=options["kv_cache_dtype"] or (None,),
+        varied=options["vary"],
         entrypoint=Entrypoint(options["entrypoint"]),
         compile_state=CompileState(options["compile_state"]),
+        vllm_flags=(*vllm_flags, *dummy),
+    )
+    minutes = options["budget_minutes"]
+    return Wish(
+        axes=axes,
+        python=options["python"] or default_python(),
+        results=options["results"],
         device=options["device"],
         gpus=options["gpus"],
         low=options["low"] or LOWEST,
         high=options["high"],
         verify=Verify(options["verify"]),
         is_fresh=options["fresh"],
+        most_launches=options["budget_launches"],
+        most_seconds=None if minutes is None else 60 * minutes,
         wait_seconds=options["wait"],
         limits=Limits(options["stage_limit"]),
-        vllm_flags=vllm_flags,
     )

@@ -14,9 +14,8 @@ from typing import Protocol
 from prober import __version__
 from prober.ceiling_row import public_model
 from prober.observe import observe
-from prober.public_text import public_flags
-from prober.records import Bracket, Ceiling, Combination, Machine, Outcome, Stage, Trial, Verdict, Verify
-from prober.schema import Row
+from prober.predict import known_lengths
+from prober.records import Bracket, Ceiling, Combination, Machine, Outcome, Stage, Status, Trial, Verdict, Verify
 from prober.search import LOWEST, Done, Reading, Space, Try, narrow
 from prober.store import Store
 
@@ -35,6 +34,8 @@ class Task:
     high: int | None = None
     is_fresh: bool = False  # recorded trials only hint
     pinned: str | None = None
+    most_launches: int | None = None  # then end with the bracket so far
+    most_seconds: float | None = None  # no launch begins later
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def measure(task: Task, store: Store, launch: Launcher, listener: Listener) -> C
     began = time.monotonic()
     launched: list[Trial] = []
     while True:
-        search = _Search(task, store, launch, listener, launched)
+        search = _Search(task, store, launch, listener, launched, began)
         try:
             done = search.run()
         except Lowered as lowered:
@@ -94,7 +95,7 @@ def measure(task: Task, store: Store, launch: Launcher, listener: Listener) -> C
             trials=tuple(search.trials),
             seconds=time.monotonic() - began if launched else sum(t.seconds for t in search.trials),
             launches=len(launched) or len(search.trials),
-            measured_at=search.trials[-1].started_at if not launched else _now().isoformat(timespec="seconds"),
+            measured_at=_now().isoformat(timespec="seconds") if launched else _last_start(search.trials),
         )
 
 
@@ -102,10 +103,10 @@ class _Search:
     """One search under way."""
 
     def __init__(
-        self, task: Task, store: Store, launch: Launcher, listener: Listener, launched: list[Trial]
+        self, task: Task, store: Store, launch: Launcher, listener: Listener, launched: list[Trial], began: float
     ) -> None:
         self.task, self.store, self.launch, self.listener = task, store, launch, listener
-        self.launched = launched
+        self.launched, self.began = launched, began
         self.combination_key = combination_key(task.combination, task.pinned)
         self.state_key = state_key(task.machine)
         since = _now() if task.is_fresh else _now() - TRIALS_LAST
@@ -126,8 +127,19 @@ class _Search:
             if isinstance(step, Done):
                 return step
             bracket = bracket_of(self.trials, self.task.verify)
+            if (spent := self._spent()) is not None:
+                return Done(Status.INCONCLUSIVE, bracket, spent)
             self.listener.launching(step, len(self.launched) + 1, bracket)
             self._try(step.length)
+
+    def _spent(self) -> str | None:
+        """Say that the budget is used up; None while it is not."""
+        most_launches, most_seconds = self.task.most_launches, self.task.most_seconds
+        if most_launches is not None and len(self.launched) >= most_launches:
+            return f"the budget of {most_launches} launches is used up"
+        if most_seconds is not None and time.monotonic() - self.began >= most_seconds:
+            return f"the budget of {most_seconds / 60:g} minutes is used up"
+        return None
 
     def _try(self, length: int | None) -> None:
         tag, started, began = _trial_id(), _now(), time.monotonic()
@@ -163,33 +175,6 @@ def bracket_of(trials: Iterable[Trial], verify: Verify) -> Bracket:
     return Bracket(serves, refused)
 
 
-def known_lengths(rows: Iterable[Row], combination: Combination, machine: Machine) -> tuple[int, ...]:
-    """Ceilings of the same model on the same devices, the most alike first. They only hint."""
-    name = public_model(combination.model)
-    alike: list[tuple[int, str, int]] = []
-    for row in rows:
-        length = row.max_model_len or row.starts_max_model_len
-        is_same_device = (row.gpu, row.gpu_memory_mib) == (machine.gpu, machine.gpu_memory_mib)
-        is_same_split = row.tensor_parallel_size == combination.tensor_parallel_size
-        if length and row.model == name and is_same_device and is_same_split:
-            alike.append((_likeness(row, combination, machine), row.measured_at or "", length))
-    best = max((likeness for likeness, _, _ in alike), default=0)
-    newest_first = sorted((when, length) for likeness, when, length in alike if likeness == best)[::-1]
-    return tuple(dict.fromkeys(length for _, length in newest_first))[:2]
-
-
-def _likeness(row: Row, combination: Combination, machine: Machine) -> int:
-    same = (
-        row.machine == machine.machine,
-        row.vllm_version == machine.vllm_version,
-        row.gpu_memory_utilization == combination.gpu_memory_utilization,
-        row.kv_cache_dtype == combination.kv_cache_dtype,
-        row.entrypoint == combination.entrypoint,
-        (row.other_flags or "") == public_flags(combination.other_flags),
-    )
-    return sum(same)
-
-
 def with_sequences(combination: Combination, sequences: int) -> Combination:
     """The same combination with ``--max-num-seqs`` set anew."""
     flags = list(combination.other_flags)
@@ -200,7 +185,9 @@ def with_sequences(combination: Combination, sequences: int) -> Combination:
 
 
 def combination_key(combination: Combination, pinned: str | None) -> str:
-    return _hash({**asdict(combination), "pinned": pinned})
+    """Two paths to one pinned directory are one model."""
+    model = public_model(combination.model) if pinned else combination.model
+    return _hash({**asdict(combination), "model": model, "pinned": pinned})
 
 
 def state_key(machine: Machine) -> str:
@@ -219,6 +206,10 @@ def _hash(facts: object) -> str:
 
 def _trial_id() -> str:
     return f"{_now():%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+
+
+def _last_start(trials: Sequence[Trial]) -> str:
+    return trials[-1].started_at if trials else _now().isoformat(timespec="seconds")
 
 
 def _when(trial: Trial) -> datetime:

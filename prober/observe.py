@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from prober.records import Figures, Outcome, Stage, Trial, Verdict, Verify
 from prober.search import Observation, Reading
 
@@ -53,6 +55,12 @@ def hints(verdict: Verdict) -> tuple[int, ...]:
         return _from_blocks(figures, has_served=verdict.outcome is Outcome.FITS)
     said = (figures.estimated_max_len, figures.max_tokens_in_cache)
     return tuple(hint for hint in said if hint) or _from_memory(figures)
+
+
+def served_figures(trials: Iterable[Trial], length: int) -> Figures:
+    """The figures of the last start that served ``length``."""
+    served = [t for t in trials if t.length == length and t.verdict.outcome is Outcome.FITS]
+    return served[-1].verdict.figures if served else Figures()
 
 
 def _from_blocks(figures: Figures, has_served: bool) -> tuple[int, ...]:

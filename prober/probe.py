@@ -2,45 +2,49 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from prober import flags, station
+from prober import station
+from prober.axes import Axes, combinations, why_impossible
 from prober.checkpoint import is_directory, revision_of
 from prober.controller import Listener, Task, measure
 from prober.engine import Engine, inspect
 from prober.launch import output_of
+from prober.margin import recommended
 from prober.patience import Limits
-from prober.records import Ceiling, Combination, CompileState, Entrypoint, UsageError, Verify
+from prober.predict import known_lengths
+from prober.records import Bracket, Ceiling, Combination, Machine, Status, UsageError, Verify
 from prober.schema import Row
 from prober.search import LOWEST
 from prober.store import Store
 
+USUAL_LAUNCHES = 3
+KNOWN_LAUNCHES = 2
+DUMMY_WEIGHTS = ("--load-format", "dummy")
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the user asked for; every tuple is an axis, and their product is measured."""
+    """What the user asked for."""
 
-    model: str
+    axes: Axes
     python: Path
     results: Path
-    tensor_parallel_sizes: tuple[int, ...] = (1,)
-    utilizations: tuple[float | None, ...] = (None,)
-    entrypoint: Entrypoint = Entrypoint.SERVE
-    compile_state: CompileState = CompileState.COLD
     device: str = "auto"
     gpus: tuple[str, ...] | None = None
     low: int = LOWEST
     high: int | None = None
     verify: Verify = Verify.FULL
     is_fresh: bool = False
+    most_launches: int | None = None
+    most_seconds: float | None = None
     wait_seconds: float = station.IDLE_SECONDS
     limits: Limits = field(default_factory=Limits)
-    vllm_flags: tuple[str, ...] = ()
 
 
 class Display(Listener, Protocol):
@@ -53,54 +57,74 @@ class Display(Listener, Protocol):
     def say(self, line: str) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One combination before it is measured: how many launches to expect, or why none can help."""
+
+    combination: Combination
+    launches: int
+    impossible: str | None = None
+
+
+def plan(wish: Wish) -> list[Cell]:
+    """What `probe` would measure; nothing is started. Raises UsageError as `probe` does."""
+    rows = Store(wish.results).rows()
+    engine = inspect(wish.python, output_of)
+    here = station.machine_of(engine, wish.device)
+    cells = []
+    for combination in _checked(wish):
+        impossible = why_impossible(combination)
+        expected = KNOWN_LAUNCHES if known_lengths(rows, combination, here) else USUAL_LAUNCHES
+        cells.append(Cell(combination, 0 if impossible else expected, impossible))
+    return cells
+
+
 def probe(wish: Wish, display_of: Callable[[Combination], Display]) -> Iterator[tuple[Ceiling, Row]]:
     """Measure each combination in turn; yield its answer and its row as it was written.
 
     Raises UsageError or NotReady before anything costly where it can.
     """
-    combinations = combinations_of(wish)
+    cells = _checked(wish)
     store = Store(wish.results)
     store.check_writable()
     engine = inspect(wish.python, output_of)
-    for combination in combinations:
-        with display_of(combination) as display:
-            ceiling = _measured(wish, combination, engine, store, display)
-        revision = revision_of(combination.model, combination.model_revision)
-        yield ceiling, store.record(ceiling, model_revision=revision)
+    for combination in cells:
+        impossible = why_impossible(combination)
+        if impossible:
+            ceiling = _closed(combination, station.machine_of(engine, wish.device), impossible)
+        else:
+            with display_of(combination) as display:
+                ceiling = _measured(wish, combination, engine, store, display)
+        yield ceiling, _record(ceiling, store)
 
 
-def combinations_of(wish: Wish) -> Sequence[Combination]:
-    """The product of the axes. Raises UsageError for flags that are ours and for a directory that is not there."""
-    given = flags.parse(wish.vllm_flags)
+def _checked(wish: Wish) -> list[Combination]:
     if wish.high is not None and wish.high < wish.low:
         raise UsageError(f"--high {wish.high} is below --low {wish.low}.")
-    _refuse_missing_directory(wish.model)
-    model = str(Path(wish.model).expanduser().resolve()) if is_directory(wish.model) else wish.model
-    first = Combination(
-        model=model,
-        pipeline_parallel_size=_whole_number(given.columns.get("pipeline_parallel_size", "1")),
-        dtype=given.columns.get("dtype"),
-        quantization=given.columns.get("quantization"),
-        kv_cache_dtype=given.columns.get("kv_cache_dtype"),
-        model_revision=given.columns.get("model_revision"),
-        entrypoint=wish.entrypoint,
-        compile_state=CompileState(given.columns.get("compile_state", wish.compile_state)),
-        other_flags=given.others,
+    return combinations(wish.axes)
+
+
+def _closed(combination: Combination, machine: Machine, why: str) -> Ceiling:
+    """The answer of a combination that no launch can help."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Ceiling(combination, machine, Status.BAD_CONFIG, Bracket(), Verify.NONE, why, (), 0.0, 0, now)
+
+
+def _record(ceiling: Ceiling, store: Store) -> Row:
+    combination = ceiling.combination
+    advised = recommended(ceiling)
+    notes = ["dummy weights"] if _has_dummy_weights(combination) else []
+    return store.record(
+        ceiling,
+        model_revision=revision_of(combination.model, combination.model_revision),
+        recommended_max_model_len=advised.length if advised else None,
+        notes=[*notes, *([advised.why] if advised else [])],
     )
-    axes = itertools.product(wish.tensor_parallel_sizes, wish.utilizations)
-    return [replace(first, tensor_parallel_size=tp, gpu_memory_utilization=share) for tp, share in axes]
 
 
-def _whole_number(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise UsageError(f"--pipeline-parallel-size takes a whole number from 1, not {text!r}.")
-    return int(text)
-
-
-def _refuse_missing_directory(model: str) -> None:
-    """A path that is not there would be looked for on the Hub, and fail there with a message about names."""
-    if (model.startswith(("/", "./", "../", "~")) or model.count("/") > 1) and not is_directory(model):
-        raise UsageError(f"There is no directory {model}; a Hub name has the form ORG/NAME.")
+def _has_dummy_weights(combination: Combination) -> bool:
+    flags = combination.other_flags
+    return any(pair == DUMMY_WEIGHTS for pair in zip(flags, flags[1:], strict=False))
 
 
 def _measured(wish: Wish, combination: Combination, engine: Engine, store: Store, display: Display) -> Ceiling:
@@ -114,6 +138,8 @@ def _measured(wish: Wish, combination: Combination, engine: Engine, store: Store
             low=wish.low,
             high=wish.high,
             is_fresh=wish.is_fresh,
+            most_launches=wish.most_launches,
+            most_seconds=wish.most_seconds,
             pinned=revision_of(combination.model) if is_directory(combination.model) else None,
         )
         with station.launcher(here, store, wish.verify, wish.limits) as launch:

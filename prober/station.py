@@ -8,10 +8,11 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from prober import gpus, neighbours
 from prober.ceiling_row import public_model
@@ -75,13 +76,28 @@ def hold(
 ) -> Iterator[Station]:
     """Lease ``count`` GPUs of one type, or take the CPU where ``device`` says so. Errors: see `devices.choose`."""
     here = gpus.inventory()
-    versions = {"vllm_version": engine.vllm_version, "torch_version": engine.torch_version}
-    if device == "cpu" or (device == "auto" and (engine.is_cpu_build or not here.gpus)):
-        yield Station(engine, gpus.machine("cpu", (), here, **versions), say=say)
+    if _is_cpu(engine, device, here):
+        yield Station(engine, _machine(engine, "cpu", (), here), say=say)
         return
     with choose_and_lease(here, count, wanted) as lease:
-        machine = gpus.machine("cuda", lease.gpus, here, **versions)
-        yield Station(engine, machine, tuple(lease.gpus), say, idle_seconds)
+        yield Station(engine, _machine(engine, "cuda", lease.gpus, here), tuple(lease.gpus), say, idle_seconds)
+
+
+def machine_of(engine: Engine, device: str) -> Machine:
+    """What would be measured on, without holding anything: the CPU, or the first GPU."""
+    here = gpus.inventory()
+    if _is_cpu(engine, device, here):
+        return _machine(engine, "cpu", (), here)
+    return _machine(engine, "cuda", here.gpus[:1], here)
+
+
+def _is_cpu(engine: Engine, device: str, here: gpus.Inventory) -> bool:
+    return device == "cpu" or (device == "auto" and (engine.is_cpu_build or not here.gpus))
+
+
+def _machine(engine: Engine, device: Literal["cuda", "cpu"], chosen: Sequence[Gpu], here: gpus.Inventory) -> Machine:
+    versions = {"vllm_version": engine.vllm_version, "torch_version": engine.torch_version}
+    return gpus.machine(device, chosen, here, **versions)
 
 
 @contextmanager

@@ -74,6 +74,8 @@ def _facts(ceiling: Ceiling, row: Row) -> list[tuple[str, str]]:
         facts.append(("KV cache", f"{row.num_gpu_blocks:,} blocks of {row.block_size} = {tokens:,} tokens"))
     if row.starts_max_model_len and row.starts_max_model_len != ceiling.bracket.serves:
         facts.append(("starts at", f"{row.starts_max_model_len:,}  (but a full-length request is never answered)"))
+    if row.recommended_max_model_len and row.recommended_max_model_len != row.max_model_len:
+        facts.append(("recommended", f"{row.recommended_max_model_len:,}  (with headroom for another machine)"))
     if row.estimated_max_model_len:
         facts.append(("vLLM's guess", f"{row.estimated_max_model_len:,}"))
     launches = "1 launch" if ceiling.launches == 1 else f"{ceiling.launches} launches"
@@ -122,6 +124,20 @@ def command(ceiling: Ceiling, row: Row) -> str:
         other_flags=shlex.join(combination.other_flags) or None,
     )
     return f"vllm serve {flags(own)}"
+
+
+def table(answers: Sequence[tuple[Ceiling, Row]]) -> str:
+    """Several answers, one a line."""
+    lines = [["combination", "status", "max_model_len", "refused", "launches"]]
+    for ceiling, row in answers:
+        numbers = (row.max_model_len, ceiling.bracket.refused, ceiling.launches)
+        cells = ("" if number is None else f"{number:,}" for number in numbers)
+        lines.append([describe(ceiling.combination), str(ceiling.status), *cells])
+    first, second, *rest = (max(map(len, column)) for column in zip(*lines, strict=True))
+    return "\n".join(
+        "  ".join([name.ljust(first), status.ljust(second), *map(str.rjust, numbers, rest)])
+        for name, status, *numbers in lines
+    )
 
 
 def to_json(answers: Sequence[tuple[Ceiling, Row]]) -> str:

@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "pure",
         (
-            *("search", "observe", "flags", "scrub", "public_text", "checkpoint", "patience"),
+            *("search", "observe", "flags", "axes", "margin", "predict", "scrub", "public_text", "checkpoint", "patience"),
             *("patterns", "rules", "marks", "figures", "logtext", "needles", "wrapped", "startup", "verdict"),
             *("estimates", "remedies", "advice", "explain", "imported"),
             *("trial_json", "matrix", "ceiling_row", "naming", "serve_flags", "lookup_text", "merge", "diff"),
@@ -31,7 +31,13 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("policy", ("controller", "station", "probe", "doctor", "lookup", "frame", "api")),
-    ("many", ("fleet", "fleet_node", "fleet_night", "report", "report_rows", "report_heat", "report_curves", "report_markdown")),
+    (
+        "many",
+        (
+            *("fleet", "fleet_node", "fleet_night"),
+            *("report", "report_rows", "report_heat", "report_curves", "report_markdown"),
+        ),
+    ),
     ("edge", ("display", "cli_probe", "cli_results", "cli_machine", "cli_logs", "cli_report", "cli_fleet", "cli")),
 )
 HOMES = {
