@@ -23,6 +23,7 @@ from prober.records import Combination, CompileState
 from prober.schema import Row
 
 CPU = "cpu"  # what a plan calls a node without a GPU
+ANY_GPU = "GPU that can be used"
 AGAIN = "-again"  # ends the key of a cell that is measured a second time in one night
 RANK_GIB = 4.0  # host memory that one rank of vLLM takes at least: its process, CUDA's context, pinned buffers
 
@@ -151,7 +152,7 @@ def _wishes(plan: Plan, by_type: Mapping[str, list[FleetNode]]) -> Iterator[tupl
 def _types(asked: str, by_type: Mapping[str, list[FleetNode]]) -> list[str]:
     with_gpus = [gpu for gpu, nodes in by_type.items() if nodes[0].gpus]
     if asked == EVERY_TYPE:
-        return with_gpus or ["any GPU"]
+        return with_gpus or [ANY_GPU]
     if asked.casefold() == CPU:
         return [gpu for gpu, nodes in by_type.items() if not nodes[0].gpus] or [asked]
     same = [gpu for gpu in with_gpus if same_gpu(asked, gpu) or by_type[gpu][0].accelerator == asked]
