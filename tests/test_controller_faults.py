@@ -197,7 +197,8 @@ def test_reported_ceiling_is_the_true_one_or_none(part: int) -> None:
         serves, refused = ceiling.bracket.serves, ceiling.bracket.refused
         assert serves is None or serves <= world.ceiling, why
         assert refused is None or refused > world.ceiling, why
-        answered = [t.length for t in store.kept if t.verdict.outcome in (Outcome.FITS, Outcome.KV_TOO_SMALL)]
+        answers = (Outcome.FITS, Outcome.KV_TOO_SMALL)
+        answered = [(t.length, t.is_default_length) for t in store.kept if t.verdict.outcome in answers]
         assert len(answered) == len(set(answered)), why
     assert seen[Status.EXACT] > 500, seen
     assert all(seen[status] > 20 for status in (Status.MODEL_LIMIT, Status.DOES_NOT_FIT, Status.INCONCLUSIVE)), seen

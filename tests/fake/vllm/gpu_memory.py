@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from vllm import wording
 from vllm.launch_record import scenario
+
+HELD: list[Any] = []
 
 
 def _gpu_of(rank: int) -> tuple[Path, str] | None:
@@ -23,11 +26,22 @@ def _gpu_of(rank: int) -> tuple[Path, str] | None:
 
 def take(rank: int) -> None:
     """Hold the scenario's share of the rank's GPU until this process is dead (and longer, if the scenario says so)."""
-    if gpu := _gpu_of(rank):
+    if os.environ.get("FAKE_VLLM_TORCH"):
+        _take_really(rank)
+    elif gpu := _gpu_of(rank):
         from fake_nvml import claim
 
         played = scenario()
         claim(*gpu, played.gpu_mib, hold_seconds=played.gpu_hold_seconds, is_listed=played.gpu_is_listed)
+
+
+def _take_really(rank: int) -> None:
+    """Hold memory of a true GPU, through torch (scripts/check_gpu.py). A fork of a process that uses CUDA cannot."""
+    import torch
+
+    if scenario().gpu_mib and not torch.cuda._is_in_bad_fork():
+        HELD.append(torch.ones(scenario().gpu_mib << 20, dtype=torch.uint8, device=f"cuda:{rank}"))
+        torch.cuda.synchronize(rank)
 
 
 def refuse_if_busy(rank: int, utilization: float | None) -> None:
