@@ -104,10 +104,11 @@ def running_probe(
     name: str = "",
     is_alone: bool = True,
     device: str = "cpu",
+    model: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
     """`prober probe` of the fake engine, in a process of its own; its streams go to files `out` and `err` + `name`."""
-    model = folder / "model"
+    model = model or folder / "model"
     if not model.exists():
         write_model(model)
     command = [str(PROBER), "probe", str(model), "--python", sys.executable, "--device", device]
