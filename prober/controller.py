@@ -13,7 +13,7 @@ from typing import Protocol
 
 from prober import __version__
 from prober.ceiling_row import public_model
-from prober.observe import observe
+from prober.observe import observe, switches
 from prober.predict import known_lengths
 from prober.records import Bracket, Ceiling, Combination, Machine, Outcome, Stage, Status, Trial, Verdict, Verify
 from prober.search import LOWEST, Done, Reading, Space, Try, narrow
@@ -113,7 +113,12 @@ class _Search:
         recorded = [t for t in store.trials() if self._is_same(t) and _when(t) >= since and _is_answer(t, task.verify)]
         self.trials = recorded + [t for t in launched if self._is_same(t) and t not in recorded]
         rows = store.rows()
-        self.space = Space(task.low, task.high, hints=known_lengths(rows, task.combination, task.machine))
+        self.space = Space(
+            task.low,
+            task.high,
+            hints=known_lengths(rows, task.combination, task.machine),
+            switches=switches(task.machine.vllm_version, task.combination.other_flags),
+        )
 
     def _is_same(self, trial: Trial) -> bool:
         return (trial.combination_key, trial.state_key) == (self.combination_key, self.state_key)

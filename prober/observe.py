@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from prober.records import Figures, Outcome, Stage, Trial, Verdict, Verify
@@ -55,6 +56,17 @@ def hints(verdict: Verdict) -> tuple[int, ...]:
         return _from_blocks(figures, has_served=verdict.outcome is Outcome.FITS)
     said = (figures.estimated_max_len, figures.max_tokens_in_cache)
     return tuple(hint for hint in said if hint) or _from_memory(figures)
+
+
+def switches(vllm_version: str | None, flags: Iterable[str]) -> tuple[int, ...]:
+    """Lengths above which a start behaves otherwise, and a longer one may fit again.
+
+    V0 (0.5.3 to 0.10.2, arg_utils.py) turns chunked prefill on above 32,768 tokens unless told: activations shrink.
+    """
+    numbers = re.findall(r"\d+", vllm_version or "")[:3]
+    is_v0 = len(numbers) > 1 and (0, 5, 3) <= tuple(int(n) for n in [*numbers, "0"][:3]) <= (0, 10, 2)
+    is_told = any("chunked-prefill" in flag or "max-num-batched-tokens" in flag for flag in flags)
+    return (32_768,) if is_v0 and not is_told else ()
 
 
 def served_figures(trials: Iterable[Trial], length: int) -> Figures:

@@ -52,12 +52,16 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Where to look. ``low`` and ``high`` are the user's, ``limit`` the model's if known, ``hints`` from known rows."""
+    """Where to look. ``low`` and ``high`` are the user's, ``limit`` the model's if known, ``hints`` from known rows.
+
+    The truth is monotone within a regime; the ceiling is the largest over all of them (``switches``).
+    """
 
     low: int = LOWEST
     high: int | None = None
     limit: int | None = None
     hints: tuple[int, ...] = ()
+    switches: tuple[int, ...] = ()  # last lengths of a regime: one token more is another regime and may fit again
 
     def __post_init__(self) -> None:
         if self.low < 1 or (self.high is not None and self.high < self.low):
@@ -103,7 +107,10 @@ class _Known:
         if None in self.readings:  # answered, and nobody knows for which length: to ask again would tell no more
             self.untriable.add(None)
         self.served = self._lengths(Reading.SERVES)
-        self.refused = self._lengths(Reading.TOO_LONG)
+        # What was refused in a shorter regime says nothing of the one in which something served.
+        regime = max((end for end in space.switches if self.served and end < self.served[-1]), default=0)
+        self.refused = [length for length in self._lengths(Reading.TOO_LONG) if length > regime]
+        self.flipped = {length for length in self.flipped if length > regime}
         self.low = max([space.low, *(length + 1 for length in self._lengths(Reading.TOO_SHORT))])
         limits = [space.limit, *(o.limit for o in observations)]
         self.limit = min((limit for limit in limits if limit is not None), default=None)
@@ -244,6 +251,7 @@ class _Known:
 
     def _halves(self, lo: int, hi: int) -> Iterator[tuple[int, str]]:
         middle = (lo + hi) // 2
+        yield from ((end + 1, "the shortest of its regime") for end in self.space.switches if middle <= end)
         if self.block and self.block > 1:
             nearest = round(middle / self.block) * self.block
             for length in (nearest, nearest - self.block, nearest + self.block):

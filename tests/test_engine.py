@@ -22,6 +22,7 @@ from prober.records import Combination, CompileState, Entrypoint, Outcome, Statu
 from prober.schema import Row
 from prober.store import Store
 from prober.trial import Setting, attempt, log_path
+from prober.verdict import classify
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "prober" / "models" / "tiny-llama"
@@ -52,6 +53,20 @@ def launches(results: Path) -> int:
     return len(Store(results).trials())
 
 
+def assert_logs_read_alike(results: Path) -> None:
+    """What the kept logs say agrees with what the trials showed, and with vLLM's own /metrics."""
+    for trial in Store(results).trials():
+        alone = classify(Store(results).log_path(trial.id).read_bytes())
+        has_started = trial.verdict.outcome in (Outcome.FITS, Outcome.UNSERVABLE)
+        assert alone.outcome is (Outcome.READY if has_started else trial.verdict.outcome), trial.id
+        figures = trial.verdict.figures
+        if has_started:
+            assert figures.gpu_blocks is not None
+            assert figures.block_size is not None
+            assert alone.figures.kv_cache_tokens == figures.gpu_blocks * figures.block_size
+        assert alone.figures.requested_max_model_len == trial.length
+
+
 def tiny(folder: Path, length: int) -> Path:
     """The tiny model with another limit."""
     folder.mkdir()
@@ -74,6 +89,7 @@ def test_ceiling_is_proven_in_three_launches_then_known(run_prober: Run, tmp_pat
     row, said = probe(run_prober, results, "--entrypoint", "llm", "--", *FLAGS, *kv(8))
     assert (row.entrypoint, row.status, row.max_model_len) == (Entrypoint.LLM, Status.EXACT, 3968), said
     assert launches(results) == 5, "a right known row takes two launches"
+    assert_logs_read_alike(results)
 
 
 def test_two_ranks_hold_twice_the_blocks(run_prober: Run, tmp_path: Path) -> None:
@@ -94,7 +110,7 @@ def test_directory_without_a_configuration_ends_at_once(run_prober: Run, tmp_pat
     row, said = probe(run_prober, tmp_path / "results", "--", *FLAGS, *kv(8), model=model)
     assert (row.status, row.max_model_len, row.refused_max_model_len) == (Status.BAD_CONFIG, None, None), said
     assert launches(tmp_path / "results") == 1
-    assert "config" in (row.refused_evidence or "")
+    assert "Invalid repository ID or local directory" in (row.refused_evidence or ""), said
 
 
 def test_older_version_serves_less_than_it_starts(run_prober: Run, tmp_path: Path) -> None:
@@ -106,6 +122,7 @@ def test_older_version_serves_less_than_it_starts(run_prober: Run, tmp_path: Pat
     assert (row.starts_max_model_len, row.estimated_max_model_len) == (4096, 4096)
     assert row.refused_outcome is Outcome.UNSERVABLE
     assert launches(results) == 4
+    assert_logs_read_alike(results)
 
 
 def test_refused_trial_is_over_within_three_seconds_and_leaves_nothing(tmp_path: Path) -> None:
