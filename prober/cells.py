@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 
 from prober import flags
+from prober.axes import why_impossible
 from prober.ceiling_row import public_model
 from prober.known_rows import Freshness, KnownRows
 from prober.naming import same_gpu
@@ -107,9 +108,10 @@ def lay(plan: Plan, nodes: Sequence[FleetNode], rows: Iterable[Row], now: dateti
     by_type = _by_type(nodes)
     known = KnownRows(rows)
     cells, fresh, refused = {}, [], []
+    impossible = _Impossible()
     for model, engine, gpu in _wishes(plan, by_type):
         for combination in _combinations(plan, model):
-            cell = _fitting(combination, model, engine, gpu, by_type)
+            cell = _fitting(combination, model, engine, gpu, by_type, impossible.why(combination))
             if isinstance(cell, Refused):
                 refused.append(cell)
                 continue
@@ -184,6 +186,7 @@ def _fitting(
     engine: EngineWish,
     gpu: str,
     by_type: Mapping[str, list[FleetNode]],
+    why: str | None,
 ) -> Cell | Refused:
     nodes = by_type.get(gpu, [])
     is_cpu = bool(nodes) and nodes[0].gpus == 0
@@ -199,11 +202,24 @@ def _fitting(
         priority=model.priority,
         host_memory_mib=round(gib * 1024),
     )
-    if any(runs_on(cell, node) for node in nodes):
+    if why is None and any(runs_on(cell, node) for node in nodes):
         return cell
-    why = _why_nowhere(cell, nodes)
+    why = why or _why_nowhere(cell, nodes)
     label = cell.vllm_version or public_text(engine.name)
     return Refused(public_model(combination.model), gpu, combination.tensor_parallel_size, label, public_text(why))
+
+
+class _Impossible:
+    """Why no launch can help, asked once for each model and size: it reads the model's configuration."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], str | None] = {}
+
+    def why(self, combination: Combination) -> str | None:
+        about = (combination.model, combination.tensor_parallel_size)
+        if about not in self._known:
+            self._known[about] = why_impossible(combination)
+        return self._known[about]
 
 
 def _key(combination: Combination, gpu: str, engine: EngineWish) -> str:

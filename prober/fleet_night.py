@@ -158,7 +158,7 @@ class _Work:
             cell=cell,
             until=until,
             known=known,
-            hints=self.keeper.rows.alike(cell.combination, cell.gpu)[-MOST_HINTS:],
+            hints=self.keeper.rows.hints(cell.combination, cell.gpu, MOST_HINTS),
             verify=self.plan.verify,
             low=self.plan.low,
             high=self.plan.high,

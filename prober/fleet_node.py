@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from prober import gpus, host, neighbours, node_engine, station
@@ -21,8 +22,10 @@ from prober.controller import Launcher, Task, bracket_of, combination_key, measu
 from prober.engine import Engine, inspect
 from prober.jobs import Answer, End, Job, Known, Streamed
 from prober.launch import output_of
+from prober.margin import recommended
 from prober.patience import Limits
 from prober.plan import EngineWish
+from prober.probe import DUMMY_WEIGHTS
 from prober.records import Bracket, Ceiling, Machine, NotReady, ProberError, Stage, Status, Trial
 from prober.schema import Row
 from prober.search import Try
@@ -124,9 +127,16 @@ class Search:
         return store
 
     def _row(self, ceiling: Ceiling) -> Row:
-        combination = ceiling.combination
-        revision = revision_of(combination.model, combination.model_revision)
-        return row_of(ceiling, is_directory=is_directory(combination.model), model_revision=revision)
+        """The row as `prober probe` would write it here."""
+        combination, advised = ceiling.combination, recommended(ceiling)
+        is_dummy = any(pair == DUMMY_WEIGHTS for pair in pairwise(combination.other_flags))
+        return row_of(
+            ceiling,
+            is_directory=is_directory(combination.model),
+            model_revision=revision_of(combination.model, combination.model_revision),
+            recommended_max_model_len=advised.length if advised else None,
+            notes=[*(["dummy weights"] if is_dummy else []), *([advised.why] if advised else [])],
+        )
 
     def _interrupted(self, task: Task, seconds: float) -> Ceiling:
         key = combination_key(task.combination, task.pinned)  # not those with fewer sequences than were asked for

@@ -41,7 +41,7 @@ class KnownRows:
     def add(self, row: Row) -> None:
         if row.source is Source.MEASURED:
             self._exact[about_row(row)].append(row)
-            self._alike[row.model, row.gpu, row.tensor_parallel_size].append(row)
+            self._alike[row.model, row.gpu].append(row)
 
     def fresh(self, combination: Combination, gpu: str, asked: Freshness) -> Row | None:
         """A row that still answers: settled as it was asked for, on the same versions, and young enough."""
@@ -64,14 +64,22 @@ class KnownRows:
         """Rows of the same combination and type of GPU, of any machine and version."""
         return tuple(self._exact.get(about(combination, gpu), ()))
 
-    def alike(self, combination: Combination, gpu: str) -> tuple[Row, ...]:
-        """Rows of the same model on as many of the same GPUs: they hint."""
-        return tuple(self._alike.get(_alike_about(combination, gpu), ()))
+    def hints(self, combination: Combination, gpu: str, most: int) -> tuple[Row, ...]:
+        """Rows to begin a search from: of the same combination, then of the same model on the same type of GPU."""
+        rows = [*self._exact.get(about(combination, gpu), ())[::-1], *self._of_model(combination, gpu)[::-1]]
+        return tuple(dict.fromkeys(rows))[:most]
 
     def expected_launches(self, combination: Combination, gpu: str) -> int:
         """3 from nothing, 2 where a row hints, 1 where the model's own limit is known to fit."""
-        limits = [row.status is Status.MODEL_LIMIT for row in self.alike(combination, gpu) if row.max_model_len]
+        limits = [
+            row.status is Status.MODEL_LIMIT
+            for row in self._of_model(combination, gpu)
+            if row.max_model_len and row.tensor_parallel_size == combination.tensor_parallel_size
+        ]
         return 3 if not limits else 1 if all(limits) else 2
+
+    def _of_model(self, combination: Combination, gpu: str) -> list[Row]:
+        return self._alike.get((public_model(combination.model), gpu), [])
 
 
 def about(combination: Combination, gpu: str) -> About:
@@ -106,10 +114,6 @@ def about_row(row: Row) -> About:
         row.compile_state,
         row.other_flags,
     )
-
-
-def _alike_about(combination: Combination, gpu: str) -> About:
-    return public_model(combination.model), gpu, combination.tensor_parallel_size
 
 
 def _is_settled(row: Row, high: int | None) -> bool:

@@ -187,6 +187,8 @@ def _flags(value: object) -> tuple[str, ...]:
         raise ValueError(str(error)) from error
     if words and flags.value_of(words, USES_RAY) == "ray":
         raise ValueError("must not start Ray inside a task: one search stays on its node")
+    if not parsed.columns.get("pipeline_parallel_size", "1").isdigit():
+        raise ValueError("--pipeline-parallel-size takes a whole number")
     owned = {"kv_cache_dtype": "kv_cache_dtype", "model_revision": "revision"}
     twice = next((key for column, key in owned.items() if column in parsed.columns), None)
     if twice is not None:

@@ -77,6 +77,7 @@ def test_defaults_stand_behind_each_model() -> None:
             '"--distributed-executor-backend ray"',
             "line 18: model.flags: must not start Ray inside a task",
         ),
+        ('"--max-num-seqs 8"', '"-pp x"', "line 18: model.flags: --pipeline-parallel-size takes a whole number"),
         ('version = "0.28.0"', 'version = "latest"', "line 9: engine.version: 'latest' is no version"),
         ('version = "0.28.0"', 'version = "0.28.0"\npython = "x"', "line 8: engine: an engine has either python"),
         ('python = "/opt/vllm/bin/python"', 'version = "0.28.0"', "engine: vllm==0.28.0 is there twice"),
