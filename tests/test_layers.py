@@ -20,7 +20,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             *("patterns", "rules", "marks", "figures", "logtext", "needles", "wrapped", "startup", "verdict"),
             *("estimates", "remedies", "advice", "explain", "imported"),
             *("trial_json", "matrix", "ceiling_row", "naming", "serve_flags", "lookup_text", "merge", "diff"),
-            *("schema_pages", "summary", "plan", "nightly", "nightly_text", "openmetrics", "version_search"),
+            *("schema_pages", "summary", "plan_table", "plan", "known_rows", "cells", "jobs", "placement"),
+            *("nightly", "nightly_text", "openmetrics", "version_search"),
         ),
     ),
     (
@@ -34,7 +35,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "many",
         (
-            *("fleet", "fleet_node", "fleet_night"),
+            *("carry", "drive", "fleet", "fleet_files", "fleet_night", "fleet_node", "node_engine"),
             *("report", "report_rows", "report_heat", "report_curves", "report_markdown"),
         ),
     ),
