@@ -12,7 +12,7 @@ RESULTS ?= results
 TINY = --compile eager -- --load-format dummy --kv-cache-memory-bytes 8388608 --max-num-seqs 16
 ARGS ?= $(if $(filter prober/models/tiny-llama,$(MODEL)),$(TINY))
 
-.PHONY: probe test test-fast check venv engine corpus
+.PHONY: probe test test-fast check venv engine corpus bench
 
 probe: venv $(if $(filter .venv-engine/bin/python,$(ENGINE_PYTHON)),engine)
 	@.venv/bin/prober probe $(MODEL) --tp $(TP) --python $(ENGINE_PYTHON) --results $(RESULTS) $(ARGS)
@@ -34,6 +34,11 @@ venv:
 
 engine:
 	@$(PYTHON) scripts/make_env.py engine
+
+# Four ways to a length, side by side on the real engine (an hour).
+bench: venv engine
+	@$(PYTHON) scripts/make_env.py engine --version 0.28.0
+	.venv/bin/python scripts/bench.py $(ENGINE_PYTHON) .venv-engine-0.28.0/bin/python --output results/bench.csv
 
 # How well the rules read public start-ups.
 CORPUS ?= ../shared/corpus

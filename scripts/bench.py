@@ -1,0 +1,165 @@
+"""Four ways to a max_model_len, side by side on the real engine.
+
+    .venv/bin/python scripts/bench.py PYTHON… [--model DIR] [--kv-mib N] [--output results/bench.csv]
+
+For each interpreter that has vLLM: the shell loop of tutorials (double from 4,096 until a start fails), doubling and
+then halving to one token, vLLM's own ``--max-model-len auto``, and the prober. Each answer is then put to the test:
+is a request of that full length answered?
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+from prober import station
+from prober.controller import Task, measure
+from prober.display import PlainDisplay
+from prober.engine import Engine, inspect
+from prober.launch import output_of
+from prober.patience import Limits
+from prober.records import Combination, CompileState, Outcome, Verify
+from prober.search import LOWEST
+from prober.store import Store
+from prober.trial import Setting, attempt
+
+ROOT = Path(__file__).resolve().parents[1]
+FIRST = 4096
+LIMIT = 1_048_576
+
+
+@dataclass
+class Result:
+    """One way's answer."""
+
+    way: str
+    vllm_version: str
+    model: str
+    kv_mib: int
+    launches: int
+    seconds: float
+    answer: int | None
+    is_answered: bool | None
+    machine: str
+    measured_at: str
+
+
+class Starter:
+    """Starts vLLM at one length after the other and counts."""
+
+    def __init__(self, engine: Engine, combination: Combination, folder: Path) -> None:
+        self.engine, self.combination, self.folder = engine, combination, folder
+        self.launches = 0
+
+    def shows(self, length: int | None, verify: Verify, flags: tuple[str, ...] = ()) -> tuple[Outcome, int | None]:
+        self.launches += 1
+        flagged = Combination(
+            self.combination.model,
+            compile_state=CompileState.EAGER,
+            other_flags=(*self.combination.other_flags, *flags),
+        )
+        setting = Setting(self.engine, flagged, verify, Limits(), self.folder, {"CUDA_VISIBLE_DEVICES": ""})
+        verdict, _ = attempt(setting, length, f"bench-{time.monotonic_ns()}", lambda *_: None)
+        return verdict.outcome, verdict.figures.requested_max_model_len
+
+    def starts(self, length: int) -> bool:
+        return self.shows(length, Verify.NONE)[0] is Outcome.FITS
+
+
+def double(starter: Starter) -> int | None:
+    """The loop of tutorials."""
+    best, length = None, FIRST
+    while length <= LIMIT and starter.starts(length):
+        best, length = length, length * 2
+    return best
+
+
+def double_then_halve(starter: Starter) -> int | None:
+    best = double(starter)
+    low, high = best or LOWEST - 1, min((best or FIRST // 2) * 2, LIMIT + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if starter.starts(middle) else (low, middle)
+    return low if low >= LOWEST else None
+
+
+def auto(starter: Starter) -> int | None:
+    outcome, length = starter.shows(None, Verify.NONE, ("--max-model-len", "auto"))
+    return length if outcome is Outcome.FITS else None
+
+
+def ours(starter: Starter) -> int | None:
+    with tempfile.TemporaryDirectory() as folder, station.hold(starter.engine, "cpu", 1, None, print, 600) as here:
+        store = Store(Path(folder))
+        task = Task(starter.combination, here.machine)
+        with station.launcher(here, store, Verify.FULL, Limits()) as launch:
+            display = PlainDisplay(starter.combination, Verify.FULL, print)
+            ceiling = measure(task, store, launch, display)
+    starter.launches += ceiling.launches
+    return ceiling.max_model_len
+
+
+WAYS: tuple[tuple[str, Callable[[Starter], int | None]], ...] = (
+    ("double", double),
+    ("double then halve", double_then_halve),
+    ("auto", auto),
+    ("prober", ours),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("pythons", nargs="+", type=Path)
+    parser.add_argument("--model", type=Path, default=ROOT / "prober" / "models" / "tiny-llama")
+    parser.add_argument("--kv-mib", type=int, default=64)
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    flags = ("--load-format", "dummy", "--max-num-seqs", "16", "--kv-cache-memory-bytes", str(given.kv_mib * 2**20))
+    combination = Combination(str(given.model), compile_state=CompileState.EAGER, other_flags=flags)
+    with given.output.open("a", newline="") if given.output else nullcontext() as file:
+        writer = csv.writer(file, lineterminator="\n") if file else None
+        if writer and file and file.tell() == 0:
+            writer.writerow(field.name for field in fields(Result))
+        for python in given.pythons:
+            engine = inspect(python.absolute(), output_of)
+            for name, way in WAYS:
+                result = measured(name, way, engine, combination, given.kv_mib)
+                print(result)
+                if writer and file:
+                    writer.writerow(getattr(result, field.name) for field in fields(Result))
+                    file.flush()
+
+
+def measured(
+    name: str, way: Callable[[Starter], int | None], engine: Engine, combination: Combination, kv_mib: int
+) -> Result:
+    """Run one way, then put its answer to the test (not counted)."""
+    with tempfile.TemporaryDirectory() as folder:
+        starter, began = Starter(engine, combination, Path(folder)), time.monotonic()
+        answer = way(starter)
+        seconds, launches = time.monotonic() - began, starter.launches
+        served = None if answer is None else starter.shows(answer, Verify.FULL)[0] is Outcome.FITS
+    machine = station.machine_of(engine, "cpu")
+    return Result(
+        way=name,
+        vllm_version=engine.vllm_version,
+        model=Path(combination.model).name,
+        kv_mib=kv_mib,
+        launches=launches,
+        seconds=round(seconds, 1),
+        answer=answer,
+        is_answered=served,
+        machine=f"{machine.gpu}, {(machine.host_memory_mib or 0) // 1024} GiB",
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+if __name__ == "__main__":
+    main()
