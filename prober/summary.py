@@ -70,8 +70,8 @@ def _facts(ceiling: Ceiling, row: Row) -> list[tuple[str, str]]:
         facts.append(("refused", f"{ceiling.bracket.refused:,}  ({_why_refused(ceiling)})"))
     facts.append(("because", _because(ceiling)))
     if row.num_gpu_blocks and row.block_size:
-        tokens = row.num_gpu_blocks * row.block_size
-        facts.append(("KV cache", f"{row.num_gpu_blocks:,} blocks of {row.block_size} = {tokens:,} tokens"))
+        tokens = row.kv_cache_tokens or row.num_gpu_blocks * row.block_size
+        facts.append(("KV cache", f"{row.num_gpu_blocks:,} blocks of {row.block_size}, {tokens:,} tokens"))
     if row.starts_max_model_len and row.starts_max_model_len != ceiling.bracket.serves:
         facts.append(("starts at", f"{row.starts_max_model_len:,}  (but a full-length request is never answered)"))
     if row.recommended_max_model_len and row.recommended_max_model_len != row.max_model_len:
