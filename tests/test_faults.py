@@ -121,9 +121,13 @@ TABLE = (
     # Answers that are none
     row("request fails", Outcome.CRASH, Stage.SERVE, None, Fault(F.COMPLETION_FAILS)),
     row("request is too long", Outcome.UNSERVABLE, Stage.SERVE, None, Fault(F.COMPLETION_TOO_LONG)),
+    row("request is too long offline", Outcome.UNSERVABLE, Stage.SERVE, ..., Fault(F.COMPLETION_TOO_LONG),
+        entrypoint=LLM),
     row("answer without a token", Outcome.CRASH, Stage.SERVE, None, Fault(F.COMPLETION_EMPTY)),
     row("answer without a token offline", Outcome.CRASH, Stage.SERVE, ..., Fault(F.COMPLETION_EMPTY), entrypoint=LLM),
     row("V0 ignores a prompt", Outcome.UNSERVABLE, Stage.SERVE, ..., length=1600, version="0.6.3", kv_blocks=100),
+    row("V0 ignores a prompt offline", Outcome.UNSERVABLE, Stage.SERVE, ..., length=1600, version="0.6.3",
+        kv_blocks=100, entrypoint=LLM),
     row("last block is never granted", Outcome.UNSERVABLE, Stage.SERVE, None, length=512, version="0.28.0"),
     # Memory and configuration
     row("no KV memory", Outcome.NO_KV_MEMORY, Stage.KV_CACHE, ..., Fault(F.NO_KV_MEMORY, "kv_cache")),
@@ -173,6 +177,8 @@ def test_fault(row: Row, tmp_path: Path) -> None:
     assert verdict.evidence
     assert trial.log(), "the log is kept"
     assert time.monotonic() - began < 25
+    if row.outcome is Outcome.TIMEOUT:
+        assert "no progress for 2 s" in verdict.evidence, "our own questions in the log are no progress"
     if row.outcome in SKIPS:
         assert reading_of(verdict) is Reading.UNKNOWN, "could not tell never means too long"
 
