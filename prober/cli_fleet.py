@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.argument("plan", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Show the cells, the launches they will take, and what cannot run.")
 @click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
-@click.option("--address", help="The Ray cluster. [$RAY_ADDRESS, the one of this machine]")
+@click.option("--address", help="The Ray cluster; local: this machine alone. [$RAY_ADDRESS, the one that runs here]")
 @click.option(
     "--deadline",
     type=click.FloatRange(0, min_open=True),
@@ -50,7 +50,7 @@ def fleet(
 
     \b
       prober fleet plan.toml --dry-run
-      prober fleet plan.toml --address auto --deadline 8
+      prober fleet plan.toml --address local --deadline 8
       prober fleet plan.toml --bisect-version Qwen/Qwen3-8B 0.28.0 0.32.0
     """
     from prober.fleet import RayFleet

@@ -31,15 +31,21 @@ END_SECONDS = 45.0  # for cancelled searches to end what they had started
 MIB = 2**20
 # Ray would kill the supervisor of a trial with its worker; left alive, it ends the trial's whole tree.
 WORKER_ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "false"}
+LOCAL = "local"
+# Makes 127.0.0.1 a Ray's own address, so that nothing of it can be reached from elsewhere; read when it is imported.
+LOCAL_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 class RayFleet(Executor):
-    """A connection to a running Ray cluster. Raises NotReady where there is none."""
+    """A connection to a running Ray cluster; ``local``: one of this machine alone, which ends with it.
+
+    Raises NotReady where there is none.
+    """
 
     def __init__(self, address: str | None, search: SearchHere = fleet_node.search) -> None:
         self._signals = _Signals()
+        os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", **(LOCAL_ENVIRONMENT if address == LOCAL else {})})
         ray = self._ray = _ray()
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             ray.init(
                 address=address or "auto",
@@ -47,6 +53,7 @@ class RayFleet(Executor):
                 log_to_driver=False,
                 logging_level="ERROR",
                 runtime_env={"env_vars": WORKER_ENVIRONMENT},
+                **({"include_dashboard": False} if address == LOCAL else {}),
             )
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise NotReady(f"there is no Ray cluster at {address or 'this machine'}: {_first_line(error)}") from error

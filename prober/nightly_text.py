@@ -148,7 +148,7 @@ def _starts(old: Row, new: Row) -> str:
     hollow = [row for row in (old, new) if row.starts_max_model_len and row.max_model_len
               and row.starts_max_model_len > row.max_model_len]  # fmt: skip
     return "".join(
-        f"; {row.vllm_version} starts at {row.starts_max_model_len:,}, where a full-length request is never answered"
+        f"; {row.vllm_version} starts at {row.starts_max_model_len:,} at least, where a full-length request is never answered"
         for row in hollow
     )
 

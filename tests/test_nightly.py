@@ -151,7 +151,7 @@ def test_starting_longer_than_serving_is_shown_as_what_it_is() -> None:
     new = a_row(vllm_version="0.32.0", max_model_len=3968, starts_max_model_len=3968)
     (line,) = between_versions([new, old])
     assert "vLLM 0.28.0 -> 0.32.0: serves 3,969 -> 3,968" in line
-    assert "0.28.0 starts at 4,096, where a full-length request is never answered" in line
+    assert "0.28.0 starts at 4,096 at least, where a full-length request is never answered" in line
     assert "0.32.0 starts" not in line
 
 
