@@ -107,6 +107,16 @@ def leak(before: Baseline, after: Inventory) -> dict[str, int]:
     return leaked
 
 
+def newcomers(before: Baseline, now: Inventory) -> str | None:
+    """Name others who have taken memory of the set since the baseline; None: nobody who is seen."""
+    for gpu in now.gpus:
+        known = before.others_bytes.get(gpu.uuid)
+        if known is not None and _others_bytes(gpu) - known > _tolerance(gpu):
+            others = (one for one in gpu.processes or () if one.owner is Owner.OTHER)
+            return f"GPU {gpu.index}: {', '.join(map(_process, others))}"
+    return None
+
+
 def stale_processes() -> list[LeftOver]:
     """List what earlier trials of ours have left behind: marked as a trial's, started by a prober that is dead."""
     return ownership.left_over()

@@ -22,13 +22,18 @@ from prober.engine import Engine
 from prober.leases import choose_and_lease
 from prober.patience import Limits
 from prober.public_text import public_text
-from prober.records import Combination, Machine, NotReady, Verdict, Verify
+from prober.records import Combination, Machine, NotReady, Outcome, Stage, Verdict, Verify
 from prober.scrub import Scrubber, secrets_in
 from prober.store import Store
 from prober.trial import Setting, attempt, log_path
 
 IDLE_SECONDS = 600.0  # to wait for a neighbour, unless told otherwise
 RETURN_SECONDS = 60.0  # to wait for a trial's own memory
+LOOK_SECONDS = 2.0  # between looks for neighbours while a trial runs
+OF_MEMORY = (
+    *(Outcome.KV_TOO_SMALL, Outcome.NO_KV_MEMORY, Outcome.DEVICE_OOM, Outcome.UNSERVABLE),
+    Outcome.SEQUENCE_SLOTS,
+)
 PREFIX = "prober-trials-"
 SETTLED_SECONDS = 60.0
 
@@ -62,7 +67,9 @@ class Station:
         """Wait for the trial's memory to come back; return what did not, in MiB on all GPUs. None: the CPU."""
         if not self.chosen:
             return None
-        left = neighbours.wait_for_return(_everything, self.baseline, limit_seconds=self.return_seconds, report=self.say)
+        left = neighbours.wait_for_return(
+            _everything, self.baseline, limit_seconds=self.return_seconds, report=self.say
+        )
         return sum(left.values()) // MIB if left else None
 
 
@@ -111,13 +118,41 @@ def launcher(
             station.wait_until_idle()
             scrubber = Scrubber(os.environ, secrets_in(combination.other_flags))
             setting = Setting(station.engine, combination, verify, limits, folder, station.environment)
+            lookout = Lookout(station, report)
             try:
-                verdict, exit_status = attempt(setting, length, tag, report)
+                verdict, exit_status = attempt(setting, length, tag, lookout.report)
+                verdict = lookout.judge(verdict)
             finally:
                 _keep(scrubber, log_path(setting, tag), store.log_path(tag))
             return Shown(published(verdict, scrubber), exit_status, station.leaked_mib())
 
         yield launch
+
+
+class Lookout:
+    """Watches for neighbours while a trial runs: with one there, a refusal says nothing about the length."""
+
+    def __init__(self, station: Station, report: Report) -> None:
+        self._station, self._report = station, report
+        self._seen: str | None = None
+        self._next_look = time.monotonic()
+
+    def report(self, stage: Stage, age_seconds: float) -> None:
+        self._report(stage, age_seconds)
+        if time.monotonic() >= self._next_look:
+            self._look()
+
+    def judge(self, verdict: Verdict) -> Verdict:
+        self._look()
+        if self._seen is None or verdict.outcome not in OF_MEMORY:
+            return verdict
+        evidence = f"while it ran, memory was taken on {self._seen}; vLLM said: {verdict.evidence}"
+        return replace(verdict, outcome=Outcome.DEVICE_BUSY, evidence=evidence, rule="newcomer")
+
+    def _look(self) -> None:
+        if self._station.chosen and self._seen is None:
+            self._seen = neighbours.newcomers(self._station.baseline, _everything())
+        self._next_look = time.monotonic() + LOOK_SECONDS
 
 
 def _keep(scrubber: Scrubber, log: Path, kept: Path) -> None:

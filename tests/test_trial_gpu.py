@@ -150,6 +150,23 @@ def test_memory_that_returns_late_is_waited_for(box: Box) -> None:
     assert [trial["leaked_mib"] for trial in box.trials()] == [0, 0, 0]
 
 
+def test_refusal_beside_a_newcomer_says_nothing_about_the_length(box: Box) -> None:
+    """A neighbour comes during the second launch, and vLLM refuses a length that fits on the idle GPU."""
+    engine = box.engine(launch_jitter=(0, -20, 0, 0, 0, 0), stage_seconds={"load": 1.0})
+    with box.probing(engine) as prober:
+        wait_until(lambda: len(engine.launches()) == 2, what="the second launch")
+        with neighbour(box) as other:
+            wait_until(lambda: len(box.trials()) == 2, what="its verdict")
+            wait_until(lambda: f"waiting for GPU 0: pid {other.pid}" in box.said("err"), what="the wait for it")
+        assert prober.wait(60) == 0
+    second = box.trials()[1]
+    assert (second["length"], second["verdict"]["outcome"]) == (496, "device_busy")
+    assert f"memory was taken on GPU 0: pid {other.pid} (python" in second["verdict"]["evidence"]
+    assert "To serve at least one request" in second["verdict"]["evidence"]
+    assert second["leaked_mib"] == 0
+    assert ANSWER in box.said("out")
+
+
 LEAKING = """
 import sys
 from pathlib import Path
