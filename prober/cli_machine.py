@@ -15,7 +15,12 @@ from prober.cli_results import AS_JSON, RESULTS
 @RESULTS
 @AS_JSON
 def doctor(python: Path | None, results: Path, as_json: bool) -> int:
-    """Look at GPUs, engine, disk, memory and access, and say what to do about each. Exit code 3: not ready."""
+    """Look at GPUs, engine, disk, memory and access, and say what to do about each. Exit code 3: not ready.
+
+    \b
+      prober doctor
+      prober doctor --python /opt/vllm/bin/python
+    """
     from prober import doctor as examination
     from prober import engine, gpus
     from prober.launch import output_of

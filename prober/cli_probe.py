@@ -37,7 +37,7 @@ def numbers(
     return read
 
 
-def words(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+def words(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
     """Read a list of words such as auto,fp8."""
     return None if text is None else tuple(text.split(","))
 
@@ -92,13 +92,25 @@ def default_python() -> Path:
     metavar="FLAG=V[,V]",
     help="One more axis: a vLLM flag and its values; on and off for a switch.",
 )
-@click.option("--entrypoint", type=click.Choice([e.value for e in Entrypoint]), default="serve", show_default=True)
+@click.option(
+    "--entrypoint",
+    type=click.Choice([e.value for e in Entrypoint]),
+    default="serve",
+    show_default=True,
+    help="Start vLLM's server, or vllm.LLM in a process.",
+)
 @click.option(
     "--python",
     type=click.Path(path_type=Path),
     help="The interpreter that has vLLM. [$ENGINE_PYTHON, .venv-engine, python3]",
 )
-@click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+    show_default=True,
+    help="What vLLM runs on.",
+)
 @click.option(
     "--gpus",
     callback=words,

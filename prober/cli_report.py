@@ -20,7 +20,12 @@ from prober.records import NotReady, ProberError
 )
 @click.option("--markdown", is_flag=True, help="A Markdown table, for a README or a pull request.")
 def report(results: Path, output: str | None, markdown: bool) -> int:
-    """Show the matrix as one HTML page that works without network and server, or as Markdown."""
+    """Show the matrix as one HTML page that works without network and server, or as Markdown.
+
+    \b
+      prober report
+      prober report --markdown
+    """
     from prober.report import page_of
     from prober.report_markdown import markdown_of
     from prober.store import Store

@@ -22,12 +22,12 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="The answer as JS
 @click.option("--gpu", help="The GPU's name, or a part that names its type: L4, A100, H100 PCIe.")
 @click.option("--tp", "tensor_parallel_size", type=click.IntRange(1), help="Tensor-parallel size.")
 @click.option("--vllm", "vllm_version", help="vLLM's version; nearer ones come first.")
-@click.option("--gpu-memory-utilization", type=float)
-@click.option("--kv-cache-dtype")
-@click.option("--dtype")
-@click.option("--quantization")
-@click.option("--entrypoint", type=click.Choice([e.value for e in Entrypoint]))
-@click.option("--compile", "compile_state", type=click.Choice([c.value for c in CompileState]))
+@click.option("--gpu-memory-utilization", type=float, metavar="X", help="As the row was measured with.")
+@click.option("--kv-cache-dtype", metavar="T", help="Type of the KV cache: fp8, auto.")
+@click.option("--dtype", metavar="T", help="Type of the weights: bfloat16.")
+@click.option("--quantization", metavar="T", help="Kind of quantization: awq, fp8.")
+@click.option("--entrypoint", type=click.Choice([e.value for e in Entrypoint]), help="vLLM's server, or vllm.LLM.")
+@click.option("--compile", "compile_state", type=click.Choice([c.value for c in CompileState]), help="As for probe.")
 @click.option("--need", type=click.IntRange(1), metavar="TOKENS", help="What serves requests of so many tokens?")
 @click.option("--concurrency", type=click.IntRange(1), metavar="N", help="With --need: so many at once.")
 @RESULTS
@@ -78,6 +78,10 @@ def merge(sources: tuple[Path, ...], results: Path, as_json: bool) -> int:
 
     The newest proof wins; measured beats imported beats reported. A file in which git left conflict marks is mended
     by naming it.
+
+    \b
+      prober merge ../theirs/results
+      prober merge results/matrix.csv
     """
     from prober.merge import merge as merged_of
     from prober.merge import merged_json, render_merged
@@ -100,7 +104,12 @@ def merge(sources: tuple[Path, ...], results: Path, as_json: bool) -> int:
 @AS_JSON
 @click.option("--markdown", is_flag=True, help="A table for a pull request.")
 def diff(old: Path, new: Path, tolerance: str, as_json: bool, markdown: bool) -> int:
-    """Compare two matrices (folders or files): gained, lost, changed. Exit code 1 on a regression."""
+    """Compare two matrices (folders or files): gained, lost, changed. Exit code 1 on a regression.
+
+    \b
+      prober diff yesterday/ results/
+      prober diff main.csv results/matrix.csv --tolerance 1% --markdown
+    """
     from prober.diff import diff as difference_of
     from prober.diff import diff_json, markdown_diff, render_diff
 
