@@ -34,6 +34,15 @@ def attention_heads(model: str) -> int | None:
     return None
 
 
+def limit_beyond_default(model: str) -> int | None:
+    """Return the length a LongRoPE model allows; started without --max-model-len it takes the short one. None: others."""
+    config = _config(model)
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = scaling.get("rope_type") or scaling.get("type") if isinstance(scaling, dict) else None
+    longest = config.get("max_position_embeddings")
+    return longest if kind in ("longrope", "su") and isinstance(longest, int) else None
+
+
 def _config(model: str) -> dict[str, Any]:
     """The model's config.json, from its directory or from the Hub's cache; empty where there is none."""
     folder = Path(model).expanduser()

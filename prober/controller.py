@@ -34,6 +34,7 @@ class Task:
     high: int | None = None
     is_fresh: bool = False  # recorded trials only hint
     pinned: str | None = None
+    limit: int | None = None  # the model's, where a start without a length would take a shorter one
     most_launches: int | None = None  # then end with the bracket so far
     most_seconds: float | None = None  # no launch begins later
 
@@ -116,6 +117,7 @@ class _Search:
         self.space = Space(
             task.low,
             task.high,
+            task.limit,
             hints=known_lengths(rows, task.combination, task.machine),
             switches=switches(task.machine.vllm_version, task.combination.other_flags),
         )

@@ -1,4 +1,4 @@
-"""What known rows suggest for a combination that is like theirs. Pure; only ever a hint: it is tried, never believed."""
+"""What known rows suggest for a combination that is like theirs. Pure; only hints: they are tried, never believed."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from typing import Protocol
 
 from prober import station
 from prober.axes import Axes, combinations, why_impossible
-from prober.checkpoint import is_directory, revision_of
+from prober.checkpoint import is_directory, limit_beyond_default, revision_of
 from prober.controller import Listener, Task, measure
 from prober.engine import Engine, inspect
 from prober.launch import output_of
@@ -124,7 +125,7 @@ def _record(ceiling: Ceiling, store: Store) -> Row:
 
 def _has_dummy_weights(combination: Combination) -> bool:
     flags = combination.other_flags
-    return any(pair == DUMMY_WEIGHTS for pair in zip(flags, flags[1:], strict=False))
+    return any(pair == DUMMY_WEIGHTS for pair in itertools.pairwise(flags))
 
 
 def _measured(wish: Wish, combination: Combination, engine: Engine, store: Store, display: Display) -> Ceiling:
@@ -138,6 +139,7 @@ def _measured(wish: Wish, combination: Combination, engine: Engine, store: Store
             low=wish.low,
             high=wish.high,
             is_fresh=wish.is_fresh,
+            limit=limit_beyond_default(combination.model),
             most_launches=wish.most_launches,
             most_seconds=wish.most_seconds,
             pinned=revision_of(combination.model) if is_directory(combination.model) else None,

@@ -49,7 +49,9 @@ def fake_probe(tmp_path: Path, run_prober: Run) -> Probe:
         if repr(scenario) not in engines:
             engines[repr(scenario)] = make_engine(tmp_path / "engine", scenario)
         engine = engines[repr(scenario)]
-        model = write_model(tmp_path / "model", limit)
+        model = tmp_path / "model"
+        if not model.exists():
+            write_model(model, limit)
         given = ["probe", model, "--python", sys.executable, *words, "--", *vllm]
         done = run_prober(*given, environment=engine.environment)
         assert engine.alive() == (), done.stderr

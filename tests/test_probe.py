@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,15 @@ def test_model_whose_limit_fits_takes_one_launch(fake_probe: Probe, tmp_path: Pa
     assert (done.returncode, len(engine.launches())) == (0, 1)
     assert rows(tmp_path)[0]["status"] == "model_limit"
     assert "the model allows no more than 2,048" in done.stdout
+
+
+def test_long_rope_is_asked_for_its_long_length(fake_probe: Probe, tmp_path: Path) -> None:
+    """Without a flag vLLM starts at the short length; that is not the model's limit."""
+    scaling = {"rope_type": "longrope", "original_max_position_embeddings": 1024}
+    write_model(tmp_path / "model", 3000, rope_scaling=scaling)
+    done, engine = fake_probe(replace(EIGHT_MIB, default_length=1024, model_limit=3000))
+    assert [launch.length for launch in engine.launches()] == [3000]
+    assert (rows(tmp_path)[0]["status"], rows(tmp_path)[0]["max_model_len"]) == ("model_limit", "3000"), done.stdout
 
 
 def test_version_that_starts_longer_than_it_serves(fake_probe: Probe, tmp_path: Path) -> None:
