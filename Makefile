@@ -38,7 +38,7 @@ engine:
 # Four ways to a length, side by side on the real engine (an hour).
 bench: venv engine
 	@$(PYTHON) scripts/make_env.py engine --version 0.28.0
-	.venv/bin/python scripts/bench.py $(ENGINE_PYTHON) .venv-engine-0.28.0/bin/python --output results/bench.csv
+	.venv/bin/python scripts/side_by_side.py $(ENGINE_PYTHON) .venv-engine-0.28.0/bin/python --output results/bench.csv
 
 # How well the rules read public start-ups.
 CORPUS ?= ../shared/corpus

@@ -1,6 +1,6 @@
 """Four ways to a max_model_len, side by side on the real engine.
 
-    .venv/bin/python scripts/bench.py PYTHON… [--model DIR] [--kv-mib N] [--output results/bench.csv]
+    .venv/bin/python scripts/side_by_side.py PYTHON… [--model DIR] [--kv-mib N] [--output results/bench.csv]
 
 For each interpreter that has vLLM: the shell loop of tutorials (double from 4,096 until a start fails), doubling and
 then halving to one token, vLLM's own ``--max-model-len auto``, and the prober. Each answer is then put to the test:
