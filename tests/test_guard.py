@@ -141,10 +141,8 @@ def test_growing_trial_ends_before_the_host_suffers(tmp_path: Path, entrypoint: 
 
 
 def test_when_a_neighbour_takes_the_memory_nothing_is_said_about_the_length(tmp_path: Path) -> None:
-    began = time.monotonic()
-    free = GIB + 100 * MIB
-    guard = Guard(tmp_path, Floors(memory_bytes=GIB), lambda: free - int((time.monotonic() - began) * 400 * MIB))
     trial = bench(tmp_path, Scenario(faults=(Fault(FaultKind.HANG, "load"),)))
+    guard = Guard(tmp_path, Floors(memory_bytes=GIB), lambda: GIB // 2 if trial.engine.alive() else 2 * GIB)
     verdict, _ = trial.attempt(64, guard=guard)
     assert (verdict.outcome, verdict.rule) == (Outcome.HOST_OOM, "guard_shared")
     assert reading_of(verdict) is Reading.UNKNOWN

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pytest
 from bench import bystander, running_probe
-from fake_engine import FakeEngine, Fault, FaultKind, Scenario, make_engine, wait_until, write_model
+from fake_engine import FakeEngine, Fault, FaultKind, Launched, Scenario, make_engine, wait_until, write_model
 from fake_nvml import Gpu, build_stub, claim, nvml_environment, write_state
 
 ANSWER = "496  (a request of exactly that length was answered)"
@@ -150,11 +150,16 @@ def test_memory_that_returns_late_is_waited_for(box: Box) -> None:
     assert [trial["leaked_mib"] for trial in box.trials()] == [0, 0, 0]
 
 
+def holders(box: Box, launch: Launched) -> list[Path]:
+    """What processes of this launch have taken of the GPUs."""
+    return [path for _, pid, _ in launch.processes for path in Path(f"{box.state}.claims").glob(f"{pid}-*.claim")]
+
+
 def test_refusal_beside_a_newcomer_says_nothing_about_the_length(box: Box) -> None:
     """A neighbour comes during the second launch, and vLLM refuses a length that fits on the idle GPU."""
-    engine = box.engine(launch_jitter=(0, -20, 0, 0, 0, 0), stage_seconds={"load": 1.0})
+    engine = box.engine(launch_jitter=(0, -20, 0, 0, 0, 0), stage_seconds={"load": 2.0})
     with box.probing(engine) as prober:
-        wait_until(lambda: len(engine.launches()) == 2, what="the second launch")
+        wait_until(lambda: len(engine.launches()) == 2 and holders(box, engine.launches()[1]), what="the second launch")
         with neighbour(box) as other:
             wait_until(lambda: len(box.trials()) == 2, what="its verdict")
             wait_until(lambda: f"waiting for GPU 0: pid {other.pid}" in box.said("err"), what="the wait for it")
