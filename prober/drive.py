@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from prober.ceiling_row import public_model
 from prober.cells import Cell, FleetNode
 from prober.jobs import Answer, Answered, End, Event, Job, Known, Lost, Streamed
 from prober.placement import Queue
@@ -127,7 +128,7 @@ class Drive:
     def _again(self, cell: Cell, why: str, what: str) -> Answer | None:
         """Put the cell back in line; return the answer where there is no use in that."""
         self._reasons[cell.key] = why
-        self._keeper.pass_over(f"{what}: {why}; {cell.combination.model} is put back in line")
+        self._keeper.pass_over(f"{what}: {why}; {public_model(cell.combination.model)} is put back in line")
         self._queue.add(cell)
         hopeless = self._queue.take_hopeless()
         self._end([(one, self._unplaceable(one, why)) for one in hopeless if one.key != cell.key])

@@ -253,7 +253,8 @@ def _ray() -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """What Ray says, without the explanations that follow its first sentence."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0]
 
 
 def _last_line(error: BaseException) -> str:

@@ -26,8 +26,9 @@ DRIVER = (
     "from prober.cli import commands, main; from prober.cli_fleet import fleet; commands.add_command(fleet); main()"
 )
 GIB = 2**30
-# Ray notices a dead node within seconds instead of half a minute.
-QUICK_DEATH = {
+# Ray notices a dead node within seconds instead of half a minute, and keeps idle workers for the next search.
+SETTINGS = {
+    "RAY_idle_worker_killing_time_threshold_ms": "30000",
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "2000",
@@ -96,7 +97,7 @@ def fleet_cluster(
 ) -> Iterator[FleetCluster]:
     """Start the nodes (and a head without GPUs), and end every process of them afterwards."""
     sockets = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a socket's path has at most 107 characters
-    environment = {**os.environ, **LOCAL_ONLY, **QUICK_DEATH, **environment}
+    environment = {**os.environ, **LOCAL_ONLY, **SETTINGS, **environment}
     environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
     states, made = {}, {}
     nodes: list[dict[str, object]] = [{"name": "head", "num_cpus": 1, "num_gpus": 0, "memory": 2 * GIB}]
@@ -111,9 +112,10 @@ def fleet_cluster(
         )
         states[spec.name] = write_state(folder / f"{spec.name}.nvml", made[spec.name])
         variables = {**environment, **nvml_environment(stub, states[spec.name]), **spec.environment}
+        # Two CPUs: Ray starts as many workers ahead for each driver, and searches ask for none.
         accelerator = {"accelerator_type:" + spec.gpu.split()[1]: 1}
         nodes.append(
-            {"name": spec.name, "num_cpus": spec.gpus, "num_gpus": spec.gpus, "resources": accelerator,
+            {"name": spec.name, "num_cpus": 2, "num_gpus": spec.gpus, "resources": accelerator,
              "memory": int(spec.memory_gib * GIB), "env_vars": variables}
         )  # fmt: skip
     with (folder / "cluster.log").open("w") as log:

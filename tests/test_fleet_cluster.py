@@ -50,7 +50,7 @@ def cluster(folder: Path, engine: FakeEngine) -> Iterator[FleetCluster]:
 
 def a_plan(folder: Path, models: int = 1, defaults: str = "host_memory_gib = 4", top: str = "", more: str = "") -> Path:
     """A plan of so many model directories with a limit of 2,048 tokens, on the interpreter that runs the tests."""
-    names = [write_model(folder / f"model-{number}", 2048) for number in range(models)]
+    names = [write_model(folder / f"model-{number}", 2048, num_attention_heads=16) for number in range(models)]
     text = f"""
 deadline_hours = 0.2
 wait_minutes = 0.01
@@ -174,10 +174,8 @@ def test_terminated_driver_ends_every_trial_on_every_node(
 
 
 def test_deadline_ends_searches_with_their_brackets(cluster: FleetCluster, engine: FakeEngine, tmp_path: Path) -> None:
-    engine.change(
-        Scenario(kv_blocks=8, block_size=128, bytes_per_token=2048, stage_seconds={"profile": 1.0, "kv_cache": 3.0})
-    )
-    plan = a_plan(tmp_path, defaults='gpus = "L4"', top="cell_minutes = 0.15")
+    engine.change(replace(THREE_LAUNCHES, stage_seconds={"profile": 1.0, "kv_cache": 2.5}))
+    plan = a_plan(tmp_path, defaults='gpus = "L4"', top="cell_minutes = 0.1")
     code, summary, progress = cluster.drive(plan, cwd=tmp_path)
     assert code == 4, progress
     (row,) = rows_of(tmp_path)
@@ -191,11 +189,7 @@ def test_node_that_dies_costs_at_most_one_trial_of_each_search(
 ) -> None:
     engine.change(replace(THREE_LAUNCHES, stage_seconds={"load": 1.0}))
     before = len(engine.launches())
-    specs = [
-        NodeSpec("doomed", gpus=2, memory_gib=8),
-        NodeSpec("spare", gpus=2, memory_gib=8),
-        NodeSpec("other", L4, 1),
-    ]
+    specs = [NodeSpec("doomed", gpus=1), NodeSpec("spare", gpus=1), NodeSpec("other", L4, gpus=1)]
     with fleet_cluster(tmp_path, build_stub(folder), specs, engine.environment) as cluster:
         plan = a_plan(tmp_path, models=2)
         with cluster.driver(plan, cwd=tmp_path) as driver:
