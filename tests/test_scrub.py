@@ -138,6 +138,17 @@ def test_of_a_flood_both_ends_are_kept(tmp_path: Path) -> None:
     assert any(line.endswith(b"bytes left out here") for line in kept)
 
 
+@pytest.mark.parametrize("inside", range(1, 24, 3))
+def test_secret_that_the_left_out_middle_cuts_is_gone(tmp_path: Path, inside: int) -> None:
+    tail = 2048
+    secret = b"hf_0123456789abcdef01234"
+    rest = b"y" * (tail - (len(secret) - inside) - 1)
+    (tmp_path / "log").write_bytes(b"x\n" * 5000 + secret + b"\n" + rest)
+    Scrubber({}).move(tmp_path / "log", tmp_path / "kept", most_bytes=2 * tail)
+    kept = (tmp_path / "kept").read_bytes()
+    assert kept.endswith(b"left out here\n" + rest)
+
+
 def test_hundred_megabytes_take_seconds_and_little_memory(tmp_path: Path) -> None:
     """Measured on two cores that others used, too: 60 to 80 MB/s. What is kept of one log is bounded anyway."""
     trial = bench(tmp_path, Scenario())
