@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from prober import fleet_node
+from prober import __version__, fleet_node
 from prober.cells import FleetNode
 from prober.drive import Executor
 from prober.jobs import Answer, Answered, End, Event, Job, Lost, Streamed
@@ -80,7 +80,7 @@ class RayFleet(Executor):
         describe = self._ray.remote(num_cpus=0, max_retries=0)(fleet_node.describe)
         nodes = {n["NodeID"]: _as_ray_says(n) for n in self._ray.nodes() if n["Alive"]}
         asked = {
-            describe.options(scheduling_strategy=_on(node.id)).remote(node, engines, makes_engines): node
+            describe.options(scheduling_strategy=_on(node.id)).remote(node, engines, makes_engines, __version__): node
             for node in nodes.values()
         }
         limit = MAKE_SECONDS if makes_engines else SURVEY_SECONDS

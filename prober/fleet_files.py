@@ -1,8 +1,8 @@
 """What a fleet keeps beside the matrix, in ``fleet/`` of the results folder.
 
 ``journal.jsonl``: one line an event, so that a driver that was killed goes on where it was. ``previous.csv``: the
-matrix before this run, to compare with. ``summary.md``, ``summary.json``, ``ceilings.prom``: what the last run found,
-each replaced whole.
+matrix before this run, to compare with. ``summary.md``, ``summary.json``, ``ceilings.prom``, ``report.html``: what the
+last run found, each replaced whole.
 """
 
 from __future__ import annotations

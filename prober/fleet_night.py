@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
-from prober import drive, nightly
+from prober import drive, nightly, report
 from prober.cells import AGAIN, Cell, FleetNode, Laid, lay, runs_on
 from prober.drive import Drive, Executor
 from prober.fleet_files import FleetFiles, Run
@@ -90,11 +90,19 @@ def run_night(plan: Plan, fleet: Fleet, results: Path, say: Callable[[str], None
         gone = nightly.gone_from_fleet(laid.refused, previous)
         fresh = [row for _, row in laid.fresh]
         night = Night(plan.name, run.began, _now(), compared, fresh, laid.refused, gone, work.keeper.passed_over)
-        files.write(
-            {"summary.md": markdown(night), "summary.json": summary_json(night), "ceilings.prom": open_metrics(night)}
-        )
+        files.write(_texts(night, store, say))
         files.finish()
         return night
+
+
+def _texts(night: Night, store: Store, say: Callable[[str], None]) -> dict[str, str]:
+    """Everything that a night leaves to read, by the name of its file."""
+    texts = {"summary.md": markdown(night), "summary.json": summary_json(night), "ceilings.prom": open_metrics(night)}
+    try:
+        return {**texts, "report.html": report.page_of(store.rows(), night.ended)}
+    except NotReady as error:  # the page needs an extra of its own; the night does not
+        say(f"No report.html: {error}")
+        return texts
 
 
 def _surveyed(plan: Plan, fleet: Fleet, say: Callable[[str], None]) -> list[FleetNode]:

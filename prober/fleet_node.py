@@ -13,7 +13,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from prober import gpus, host, neighbours, node_engine, station
+from prober import __version__, gpus, host, neighbours, node_engine, station
 from prober.carry import split, still_guiding
 from prober.ceiling_row import row_of
 from prober.cells import FleetNode
@@ -188,8 +188,10 @@ def _words(bracket: Bracket) -> str:
     return f"{serves}, {refused}"
 
 
-def describe(node: FleetNode, engines: Sequence[EngineWish], makes_engines: bool) -> FleetNode:
+def describe(node: FleetNode, engines: Sequence[EngineWish], makes_engines: bool, driver_version: str) -> FleetNode:
     """Fill in what only the node itself can say; ``node`` holds what Ray says of it. May make engines (minutes)."""
+    if __version__ != driver_version:
+        return replace(node, problem=f"it has prober {__version__}, and the driver {driver_version}")
     here = gpus.inventory(None)
     types = sorted({gpu.name for gpu in here.gpus})
     problem = None

@@ -83,6 +83,7 @@ def test_a_first_night_fills_the_matrix_and_is_fine(tmp_path: Path) -> None:
     assert len(Store(tmp_path).trials()) == 2
     assert json.loads((tmp_path / "fleet" / "summary.json").read_text())["exit_code"] == 0
     assert (tmp_path / "fleet" / "ceilings.prom").read_text().endswith("# EOF\n")
+    assert "other/one" in (tmp_path / "fleet" / "report.html").read_text()
 
 
 def test_a_fallen_ceiling_is_measured_twice_and_wakes(tmp_path: Path) -> None:
