@@ -20,8 +20,12 @@ grep -qE "^## $version \([0-9]{4}-[0-9]{2}-[0-9]{2}\)$" CHANGELOG.md || stop "CH
 if git rev-parse -q --verify "refs/tags/v$version" >/dev/null; then stop "v$version is there already"; fi
 
 [[ -n $is_dry ]] || make test
+# From what is committed: whatever else lies in this folder cannot get in.
 rm -rf dist
-$python -m build --no-isolation --outdir dist . >/dev/null
+source=$(mktemp -d)
+trap 'rm -rf "$source"' EXIT
+git archive HEAD | tar -x -C "$source"
+"$python" -m build --no-isolation --outdir dist "$source" >/dev/null
 (cd dist && sha256sum -- * >SHA256SUMS)
 cat dist/SHA256SUMS
 if [[ -z $is_dry ]]; then
