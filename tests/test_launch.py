@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -160,20 +161,19 @@ def test_shared_memory_of_others_stays(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex[:12]
     before, folder, shared = SHM / f"before_{mark}", SHM / f"models_{mark}", f"shared_{mark}"
     with ExitStack() as cleaning:
-        for path in (before, folder / "weights", SHM / shared):
+        cleaning.callback(shutil.rmtree, folder, ignore_errors=True)
+        for path in (before, SHM / shared):
             cleaning.callback(path.unlink, missing_ok=True)
         before.write_bytes(bytes(4096))
         code = "import pathlib, sys; p = pathlib.Path(sys.argv[2]); p.parent.mkdir(); p.write_bytes(bytes(4096)); "
         code += "pathlib.Path(sys.argv[3]).write_bytes(bytes(4096)); sys.argv[1:1] = []" + MAPS
         with launched(tmp_path, code, str(before), str(folder / "weights"), str(SHM / shared)):
             wait_until(lambda: log(tmp_path) == "made\n", what="the mappings")
-            cleaning.callback(folder.rmdir)
             mine = SharedMemory(shared)
         assert before.exists()
         assert (folder / "weights").exists()
         assert (SHM / shared).exists()
         mine.close()
-        (folder / "weights").unlink()
 
 
 def test_output_of_a_short_command() -> None:
