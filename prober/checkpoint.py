@@ -35,7 +35,7 @@ def attention_heads(model: str) -> int | None:
 
 
 def limit_beyond_default(model: str) -> int | None:
-    """Return the length a LongRoPE model allows; started without --max-model-len it takes the short one. None: others."""
+    """Return what a LongRoPE model allows; without --max-model-len it starts at its short length. None: others."""
     config = _config(model)
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = scaling.get("rope_type") or scaling.get("type") if isinstance(scaling, dict) else None

@@ -60,8 +60,8 @@ def unknown(row: Row) -> tuple[str, ...]:
         "gpu_memory_mib": "--gpu-memory-mib",
         "tensor_parallel_size": "--tp",
         "gpu_memory_utilization": "--gpu-memory-utilization",
-        "vllm_version": "--vllm-version",
-        "measured_at": "--measured-at",
+        "vllm_version": "--vllm",
+        "measured_at": "--date",
     }
     return tuple(flag for name, flag in flags.items() if getattr(row, name) is None)
 

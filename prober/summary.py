@@ -58,6 +58,8 @@ def describe(combination: Combination) -> str:
         parts.append("vllm.LLM")
     if combination.compile_state is not CompileState.COLD:
         parts.append(combination.compile_state)
+    if combination.other_flags:
+        parts.append(shorten(shlex.join(combination.other_flags), 60))
     return ", ".join(parts)
 
 

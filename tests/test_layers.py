@@ -16,7 +16,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "pure",
         (
-            *("search", "observe", "flags", "axes", "margin", "predict", "scrub", "public_text", "checkpoint", "patience"),
+            *("search", "observe", "flags", "axes", "margin", "predict", "checkpoint", "patience"),
+            *("scrub", "public_text"),
             *("patterns", "rules", "marks", "figures", "logtext", "needles", "wrapped", "startup", "verdict"),
             *("estimates", "remedies", "advice", "explain", "imported"),
             *("trial_json", "matrix", "ceiling_row", "naming", "serve_flags", "lookup_text", "merge", "diff"),
