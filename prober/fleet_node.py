@@ -68,8 +68,8 @@ def _answer(job: Job, emit: Emit) -> Answer:
     with station.hold(engine, device, job.cell.gpus, None, lambda _: None, job.wait_seconds) as here:
         if here.machine.gpu != job.cell.gpu:
             return Answer(End.NOT_READY, f"the GPU is a {here.machine.gpu}, not a {job.cell.gpu}")
-        with tempfile.TemporaryDirectory(prefix="prober-fleet-") as folder:
-            search_here = Search(job, here.machine, Path(folder), emit)
+        with station.private_folder(Path(tempfile.gettempdir())) as folder:
+            search_here = Search(job, here.machine, folder, emit)
             with station.launcher(here, search_here.store, job.verify, Limits()) as launch:
                 return search_here.run(launch)
 

@@ -145,11 +145,11 @@ def between_versions(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def _starts(old: Row, new: Row) -> str:
-    hollow = [row for row in (old, new) if row.starts_max_model_len and row.max_model_len
-              and row.starts_max_model_len > row.max_model_len]  # fmt: skip
+    lengths = ((row.vllm_version, row.starts_max_model_len, row.max_model_len) for row in (old, new))
     return "".join(
-        f"; {row.vllm_version} starts at {row.starts_max_model_len:,} at least, where a full-length request is never answered"
-        for row in hollow
+        f"; {version} starts at {starts:,} at least, where a full-length request is never answered"
+        for version, starts, serves in lengths
+        if starts and serves and starts > serves
     )
 
 

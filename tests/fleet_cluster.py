@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -162,7 +163,11 @@ def _end(process: subprocess.Popen[str], tree: set[psutil.Process], sockets: Pat
         with suppress(psutil.NoSuchProcess):
             one.send_signal(signal.SIGKILL)
     psutil.wait_procs(tree, timeout=10)
-    shutil.rmtree(sockets, ignore_errors=True)
+    for _ in range(50):  # an agent that is just ending may still write there
+        shutil.rmtree(sockets, ignore_errors=True)
+        if not sockets.exists():
+            break
+        time.sleep(0.1)
 
 
 def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
