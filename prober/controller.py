@@ -95,7 +95,7 @@ def measure(task: Task, store: Store, launch: Launcher, listener: Listener) -> C
             why=done.why,
             trials=tuple(search.trials),
             seconds=time.monotonic() - began if launched else sum(t.seconds for t in search.trials),
-            launches=len(launched) or len(search.trials),
+            launches=len({t.id for t in [*search.trials, *launched]}),
             measured_at=_now().isoformat(timespec="seconds") if launched else _last_start(search.trials),
         )
 

@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 # Python puts a script's folder first on its path; our modules must not stand before anybody else's.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != HERE]
 SAMPLE_SECONDS = 1.0
+BURST_REQUESTS, BURST_TOKENS = 8, 4
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
         if asked_stats:
             threading.Thread(target=sample, args=(llm, say), daemon=True).start()
         if verify != "none":
-            prove(llm, 1 if verify == "short" else length - 1, say)
+            prove(llm, length, verify, say)
         # vLLM offers no close that works in every version; whoever started us ends the whole tree.
         os._exit(0)
 
@@ -89,20 +90,28 @@ def blocks(llm) -> dict[str, object]:  # type: ignore[no-untyped-def]
     return {name: getattr(config, name, None) for name in ("num_gpu_blocks", "block_size")}
 
 
-def prove(llm, prompt_tokens: int, say) -> None:  # type: ignore[no-untyped-def]
-    """One prompt of that many tokens and one token more."""
-    from vllm import SamplingParams
-
-    token_ids = runpy.run_path(str(HERE / "prompts.py"))["token_ids"]
-    sampling = SamplingParams(max_tokens=1, ignore_eos=True, temperature=0.0)
-    say("asked", prompt_tokens=prompt_tokens)
+def prove(llm, length: int, verify: str, say) -> None:  # type: ignore[no-untyped-def]
+    """One prompt that fills the length but for the one token that comes back; then a burst of short ones."""
+    tokens = length - 1 if verify == "full" else 1
+    say("asked", prompt_tokens=tokens)
     try:
-        (answer,) = llm.generate([{"prompt_token_ids": token_ids(prompt_tokens)}], sampling, use_tqdm=False)
+        (answer,) = ask(llm, [tokens], 1)
+        if verify == "full" and length >= 4 * (BURST_REQUESTS + BURST_TOKENS):
+            ask(llm, [BURST_TOKENS + n for n in range(BURST_REQUESTS)], BURST_TOKENS)
     except ValueError as error:
         say("rejected", why=str(error))
         return
     completion = len(answer.outputs[0].token_ids) if answer.outputs else 0
     say("answered", prompt_tokens=len(answer.prompt_token_ids or ()), completion_tokens=completion)
+
+
+def ask(llm, prompt_tokens: list[int], answer_tokens: int):  # type: ignore[no-untyped-def]
+    from vllm import SamplingParams
+
+    token_ids = runpy.run_path(str(HERE / "prompts.py"))["token_ids"]
+    sampling = SamplingParams(max_tokens=answer_tokens, ignore_eos=True, temperature=0.0)
+    prompts = [{"prompt_token_ids": token_ids(count)} for count in prompt_tokens]
+    return llm.generate(prompts, sampling, use_tqdm=False)
 
 
 def sample(llm, say) -> None:  # type: ignore[no-untyped-def]

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,8 @@ from prober.records import Verify
 
 POLL_SECONDS = 0.5
 CALL_SECONDS = 10.0
+BURST_REQUESTS, BURST_TOKENS = 8, 4  # after the full proof: prompts of so many tokens and a few more, answers alike
+SHORTEST_FOR_BURST = 4 * (BURST_REQUESTS + BURST_TOKENS)
 EMPTY_ANSWER = "the request was ended without a token"
 GAUGE = re.compile(r"^vllm:(num_requests_running|num_requests_waiting|(?:gpu|kv)_cache_usage_perc)\{.*\} (\S+)$", re.M)
 CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.M)
@@ -123,7 +126,21 @@ class ServerProof:
         if self._verify is Verify.NONE or progress.max_model_len is None:
             progress.is_finished = True
             return
-        self._ask(str(model["id"]), prompt_length(self._verify, progress.max_model_len))
+        self._prove(str(model["id"]), progress.max_model_len)
+
+    def _prove(self, model: str, length: int) -> None:
+        """One request of the length asked for; after a full one a burst of short ones, as a server meets them."""
+        self.progress.is_asked = True
+        sent = prompt_length(self._verify, length)
+        usage = self._ask(model, sent, 1)
+        if usage is not None and self._verify is Verify.FULL and length >= SHORTEST_FOR_BURST:
+            with ThreadPoolExecutor(BURST_REQUESTS) as pool:
+                answers = list(
+                    pool.map(lambda n: self._ask(model, BURST_TOKENS + n, BURST_TOKENS), range(BURST_REQUESTS))
+                )
+            usage = None if None in answers else usage
+        if usage is not None:
+            self.progress.answered(usage.get("prompt_tokens"), usage.get("completion_tokens"), sent)
 
     def _model(self) -> dict[str, Any]:
         try:
@@ -138,19 +155,19 @@ class ServerProof:
             if labels.get(name, "").isdigit():
                 setattr(self.progress, name, int(labels[name]))
 
-    def _ask(self, model: str, tokens: int) -> None:
-        body = {"model": model, "prompt": token_ids(tokens), "max_tokens": 1, "ignore_eos": True, "temperature": 0}
-        self.progress.is_asked = True
+    def _ask(self, model: str, prompt_tokens: int, answer_tokens: int) -> dict[str, Any] | None:
+        """Send one request; return what it used, or None after noting why it was not answered."""
+        body = {"model": model, "prompt": token_ids(prompt_tokens), "max_tokens": answer_tokens}
         try:
-            status, text = self._call("POST", "/v1/completions", json.dumps(body), timeout=None)
-            usage = json.loads(text).get("usage") or {} if status == 200 else {}
+            text = json.dumps({**body, "ignore_eos": True, "temperature": 0})
+            status, text = self._call("POST", "/v1/completions", text, timeout=None)
+            if status == 200:
+                return dict(json.loads(text).get("usage") or {})
         except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
             self._reject(f"no answer: {error or type(error).__name__}")
-            return
-        if status == 200:
-            self.progress.answered(usage.get("prompt_tokens"), usage.get("completion_tokens"), tokens)
-        else:
-            self._reject(f"HTTP {status}: {error_message(text)}")
+            return None
+        self._reject(f"HTTP {status}: {error_message(text)}")
+        return None
 
     def _reject(self, why: str) -> None:
         self.progress.rejection = why

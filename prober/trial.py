@@ -29,6 +29,12 @@ IGNORED = b"exceeds the capacity of block_manager"  # V0 warns, and answers with
 TAIL_BYTES = 1 << 16
 QUIET_STAGES = (Stage.READY, Stage.SERVE)  # the log then grows by our own questions: only the scheduler shows progress
 
+# Of a log record at ERROR: harmless ones stand at WARNING in good logs, too.
+EXCEPTION = re.compile(rb" ERROR [^\r\n]*?\] ((?:\w+\.)*[A-Z]\w*(?:Error|Exception): [^\r\n]{1,400})")
+WRAPPER = re.compile(
+    r"Engine core initialization|EngineDeadError|Engine process failed|WorkerProc|Worker failed|Cancelled"
+)
+
 Report = Callable[[Stage, float], None]  # the running trial's stage and its age in seconds
 
 
@@ -176,7 +182,7 @@ class _Watch:
             return None
         while self._read_log():
             pass
-        found = conclude(self._reader, self._launch.exit_status)
+        found = self._named(conclude(self._reader, self._launch.exit_status))
         why = self._proof.progress.rejection
         is_explained = why is None or found.rule != "exit_status"
         return found if is_explained else replace(found, stage=Stage.SERVE, evidence=str(why))
@@ -202,7 +208,15 @@ class _Watch:
         self._rejected_at = self._rejected_at or now
         if now - self._rejected_at < EXPLAIN_SECONDS:
             return None
-        return Verdict(Outcome.CRASH, Stage.SERVE, why, figures=self._figures())
+        return self._named(Verdict(Outcome.CRASH, Stage.SERVE, why, figures=self._figures()))
+
+    def _named(self, found: Verdict) -> Verdict:
+        """A crash that only a wrapper or a lost connection tells of is named by the log's last exception."""
+        if found.outcome is not Outcome.CRASH or found.rule == "exit_status":
+            return found
+        names = [name.decode(errors="replace") for name in EXCEPTION.findall(self._tail())]
+        telling = [name for name in names if not WRAPPER.search(name)]
+        return replace(found, evidence=telling[-1]) if telling else found
 
     def _stuck(self) -> Verdict | None:
         since = self._proof.progress.stuck_since

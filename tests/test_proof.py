@@ -87,9 +87,10 @@ def test_full_proof_fills_the_length_exactly() -> None:
     progress = finished(script)
     assert progress.is_answered
     assert (progress.max_model_len, progress.num_gpu_blocks, progress.block_size) == (100, 7, 16)
-    path, key, body = script.asked[-1]
+    (path, key, body), *burst = [one for one in script.asked if one[2] is not None]
     assert (path, key, body["model"]) == ("/v1/completions", f"Bearer {KEY}", "served")
     assert (len(body["prompt"]), body["max_tokens"], body["ignore_eos"]) == (99, 1, True)
+    assert sorted(len(short["prompt"]) for _, _, short in burst) == list(range(4, 12)), "then a burst of short ones"
 
 
 def test_short_proof_sends_one_token_and_no_proof_none() -> None:
