@@ -77,7 +77,7 @@ def _refuse_owned(name: str) -> None:
 def value_of(flags: Sequence[str], name: str) -> str | None:
     """The last value given for a flag, in either spelling; None: not given."""
     found = None
-    for word, after in zip(flags, [*flags[1:], ""], strict=True):
+    for word, after in zip(flags, [*flags[1:], ""], strict=False):
         flag, has_value, value = word.partition("=")
         if _dashed(flag) == name:
             found = value if has_value else after

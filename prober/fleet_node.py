@@ -10,22 +10,18 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 
 from prober import __version__, gpus, host, neighbours, node_engine, station
 from prober.carry import split, still_guiding
-from prober.ceiling_row import row_of
 from prober.cells import FleetNode
 from prober.checkpoint import is_directory, revision_of
 from prober.controller import Launcher, Task, bracket_of, combination_key, measure
 from prober.engine import Engine, inspect
 from prober.jobs import Answer, End, Job, Known, Streamed
 from prober.launch import output_of
-from prober.margin import recommended
 from prober.patience import Limits
 from prober.plan import EngineWish
-from prober.probe import DUMMY_WEIGHTS
 from prober.records import Bracket, Ceiling, Machine, NotReady, ProberError, Stage, Status, Trial
 from prober.schema import Row
 from prober.search import Try
@@ -102,11 +98,11 @@ class Search:
             ceiling = self._settled(task, launch)
         except Expired:
             ceiling = self._interrupted(task, time.monotonic() - began)
-            return Answer(End.EXPIRED, ceiling.why, self._row(ceiling) if ceiling.trials else None)
+            return Answer(End.EXPIRED, ceiling.why, row_as_written(ceiling) if ceiling.trials else None)
         own = {trial.id for trial in self._own}
         trials = tuple(trial for trial in ceiling.trials if trial.id in own)
         ceiling = replace(ceiling, trials=trials, launches=len(self._own) - self._before or len(trials))
-        return Answer(End.ANSWERED, ceiling.why, self._row(ceiling))
+        return Answer(End.ANSWERED, ceiling.why, row_as_written(ceiling))
 
     def _settled(self, task: Task, launch: Launcher) -> Ceiling:
         attempt = 0
@@ -117,7 +113,7 @@ class Search:
             if guiding is None:
                 return ceiling
             self._carried, attempt = guiding, attempt + 1
-            self._hints.append(self._row(ceiling))
+            self._hints.append(row_as_written(ceiling))
 
     def _store(self, attempt: int) -> Store:
         store = Store(self._folder / str(attempt))
@@ -125,18 +121,6 @@ class Search:
             store.append(trial)
         store.put(self._hints)
         return store
-
-    def _row(self, ceiling: Ceiling) -> Row:
-        """The row as `prober probe` would write it here."""
-        combination, advised = ceiling.combination, recommended(ceiling)
-        is_dummy = any(pair == DUMMY_WEIGHTS for pair in pairwise(combination.other_flags))
-        return row_of(
-            ceiling,
-            is_directory=is_directory(combination.model),
-            model_revision=revision_of(combination.model, combination.model_revision),
-            recommended_max_model_len=advised.length if advised else None,
-            notes=[*(["dummy weights"] if is_dummy else []), *([advised.why] if advised else [])],
-        )
 
     def _interrupted(self, task: Task, seconds: float) -> Ceiling:
         key = combination_key(task.combination, task.pinned)  # not those with fewer sequences than were asked for

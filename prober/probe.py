@@ -12,6 +12,7 @@ from typing import Protocol
 
 from prober import station
 from prober.axes import Axes, combinations, why_impossible
+from prober.ceiling_row import row_of
 from prober.checkpoint import is_directory, limit_beyond_default, revision_of
 from prober.controller import Listener, Task, measure
 from prober.engine import Engine, inspect
@@ -96,7 +97,9 @@ def probe(wish: Wish, display_of: Callable[[Combination], Display]) -> Iterator[
         else:
             with display_of(combination) as display:
                 ceiling = _measured(wish, combination, engine, store, display)
-        yield ceiling, _record(ceiling, store)
+        row = row_as_written(ceiling)
+        store.put([row])
+        yield ceiling, row
 
 
 def _checked(wish: Wish) -> list[Combination]:
@@ -111,21 +114,17 @@ def _closed(combination: Combination, machine: Machine, why: str) -> Ceiling:
     return Ceiling(combination, machine, Status.BAD_CONFIG, Bracket(), Verify.NONE, why, (), 0.0, 0, now)
 
 
-def _record(ceiling: Ceiling, store: Store) -> Row:
-    combination = ceiling.combination
-    advised = recommended(ceiling)
-    notes = ["dummy weights"] if _has_dummy_weights(combination) else []
-    return store.record(
+def row_as_written(ceiling: Ceiling) -> Row:
+    """The row of a measured ceiling, with what the files at hand and the rules of thumb add to it."""
+    combination, advised = ceiling.combination, recommended(ceiling)
+    has_dummy_weights = any(pair == DUMMY_WEIGHTS for pair in itertools.pairwise(combination.other_flags))
+    return row_of(
         ceiling,
+        is_directory=is_directory(combination.model),
         model_revision=revision_of(combination.model, combination.model_revision),
         recommended_max_model_len=advised.length if advised else None,
-        notes=[*notes, *([advised.why] if advised else [])],
+        notes=[*(["dummy weights"] if has_dummy_weights else []), *([advised.why] if advised else [])],
     )
-
-
-def _has_dummy_weights(combination: Combination) -> bool:
-    flags = combination.other_flags
-    return any(pair == DUMMY_WEIGHTS for pair in itertools.pairwise(flags))
 
 
 def _measured(wish: Wish, combination: Combination, engine: Engine, store: Store, display: Display) -> Ceiling:
