@@ -22,6 +22,7 @@ from prober.jobs import Answer, End, Job, Known, Streamed
 from prober.launch import output_of
 from prober.patience import Limits
 from prober.plan import EngineWish
+from prober.probe import row_as_written
 from prober.records import Bracket, Ceiling, Machine, NotReady, ProberError, Stage, Status, Trial
 from prober.schema import Row
 from prober.search import Try
