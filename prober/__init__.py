@@ -3,8 +3,6 @@
 ``lookup``, ``read_matrix`` and ``probe`` (see ``prober.api``) are loaded when they are first used.
 """
 
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -17,18 +15,9 @@ if TYPE_CHECKING:
 _API = ("lookup", "probe", "read_matrix")
 
 
-class _Package(ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name not in _API:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        from prober import api
+def __getattr__(name: str) -> Any:
+    if name not in _API:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from prober import api
 
-        return getattr(api, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # The import system puts each submodule here; of lookup and probe the function is meant, never the module.
-        if not (name in _API and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
+    return getattr(api, name)

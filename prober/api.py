@@ -1,6 +1,6 @@
 """The Python API: look up a ceiling, read the matrix, measure one. ``import prober`` offers these three lazily.
 
-    answer = prober.lookup("Qwen3-8B", gpu="L4")
+    answer = prober.matrix.lookup("Qwen3-8B", gpu="L4")
     frame = prober.read_matrix()
     ceiling = prober.probe("Qwen/Qwen3-8B", tensor_parallel_size=2)
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prober.answers import Answer, Question
+from prober.matrix.answers import Answer, Question
 from prober.records import Bracket, Ceiling, CompileState, Entrypoint, Stage, Trial, Verify
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def lookup(
     where ``hits[0].grade`` is only "unproven" or "reported". No hits: ``answer.command`` measures it. A folder without
     a matrix knows nothing; raises ``NotReady`` for a file that is not a matrix.
     """
-    from prober.lookup import look_up
+    from prober.matrix.lookup import look_up
 
     question = Question(
         model=model,
@@ -78,7 +78,7 @@ def read_matrix(results: Path | str = "results") -> pandas.DataFrame:
 
     No matrix yet: no rows, all columns. Raises ``NotReady`` for a file that is not a matrix.
     """
-    from prober.frame import read_matrix
+    from prober.matrix.frame import read_matrix
 
     return read_matrix(results)
 
@@ -109,8 +109,8 @@ def probe(
     Takes minutes. Raises ``UsageError`` for what makes no sense, ``NotReady`` where this machine cannot measure now.
     """
     from prober.axes import Axes
-    from prober.probe import Wish
-    from prober.probe import probe as measured
+    from prober.campaign import Wish
+    from prober.campaign import probe as measured
     from prober.search import LOWEST
 
     axes = Axes(

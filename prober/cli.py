@@ -14,12 +14,12 @@ from typing import NoReturn
 import click
 
 from prober import __version__
-from prober.cli_fleet import fleet
-from prober.cli_logs import explain, import_logs
-from prober.cli_machine import doctor
-from prober.cli_probe import default_python, probe
-from prober.cli_report import report
-from prober.cli_results import diff, lookup, merge
+from prober.commands.fleet import fleet
+from prober.commands.logs import explain, import_logs
+from prober.commands.machine import doctor
+from prober.commands.probe import default_python, probe
+from prober.commands.report import report
+from prober.commands.results import diff, lookup, merge
 from prober.records import ProberError
 
 INTERRUPTED, TERMINATED = 130, 143

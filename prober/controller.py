@@ -12,12 +12,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from prober import __version__
-from prober.ceiling_row import public_model
+from prober.matrix.ceiling_row import public_model
+from prober.matrix.store import Store
 from prober.observe import observe, switches
 from prober.predict import known_lengths
 from prober.records import Bracket, Ceiling, Combination, Machine, Outcome, Stage, Status, Trial, Verdict, Verify
 from prober.search import LOWEST, Done, Reading, Space, Try, narrow
-from prober.store import Store
 
 TRIALS_LAST = timedelta(days=7)  # an older trial only hints: drivers, caches and files change unseen
 SEQUENCES_FLAG = "--max-num-seqs"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from prober.ceiling_row import public_model
-from prober.public_text import public_flags
+from prober.matrix.ceiling_row import public_model
+from prober.matrix.public_text import public_flags
+from prober.matrix.schema import Row
 from prober.records import Combination, Machine
-from prober.schema import Row
 
 SAME = ("dtype", "quantization", "kv_cache_dtype", "entrypoint", "compile_state", "pipeline_parallel_size")
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from prober.matrix.schema import Row
+from prober.matrix.serve_flags import flags
 from prober.records import Ceiling, Combination, CompileState, Entrypoint, Outcome, Status, Trial, Verify
-from prober.schema import Row
-from prober.serve_flags import flags
 
 HEADLINES = {
     Status.EXACT: "proven ceiling",

@@ -24,9 +24,9 @@ from typing import Any
 
 from fake_engine import FakeEngine, Fault, FaultKind, Scenario, make_engine, write_model
 
-from prober import gpus
-from prober.devices import MIB, Gpu
-from prober.neighbours import TOLERANCE_BYTES
+from prober.machine import gpus
+from prober.machine.devices import MIB, Gpu
+from prober.machine.neighbours import TOLERANCE_BYTES
 
 SECONDS = 280.0
 PROBER = (sys.executable, "-c", "from prober.cli import main; main()")  # it need not be installed

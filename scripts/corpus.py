@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from prober.logs.verdict import classify
 from prober.records import Outcome, Verdict
-from prober.verdict import classify
 
 CAPACITY = frozenset({Outcome.KV_TOO_SMALL, Outcome.NO_KV_MEMORY, Outcome.DEVICE_OOM, Outcome.UNSERVABLE})
 GOOD = frozenset({Outcome.READY, Outcome.UNFINISHED})

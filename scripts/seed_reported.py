@@ -16,11 +16,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from prober.matrix import row_key
-from prober.public_text import public_text
+from prober.matrix.public_text import public_text
+from prober.matrix.schema import Row
+from prober.matrix.store import Store
+from prober.matrix.table import row_key
 from prober.records import CompileState, Source
-from prober.schema import Row
-from prober.store import Store
 
 _MODEL = re.compile(r"[\w.\-]+(/[\w.\-]+)?")
 # Refusals that speak of capacity and of nothing else. An out-of-memory in somebody's report may have had a neighbour.

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from fake_engine import FakeEngine, Scenario, make_engine, write_model
 
-from prober import ownership
-from prober.engine import Engine
-from prober.guard import Guard
-from prober.patience import Limits
+from prober.machine import ownership
+from prober.machine.guard import Guard
 from prober.records import Combination, Entrypoint, Stage, Verdict, Verify
-from prober.trial import Setting, attempt, log_path
+from prober.trials.engine import Engine
+from prober.trials.patience import Limits
+from prober.trials.trial import Setting, attempt, log_path
 
 PROBER = Path(sys.executable).with_name("prober")
 QUICK = Limits(dict.fromkeys(Stage, 1.5))  # seconds without progress; the fake takes none

@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 
 from row_makers import a_trial
 
-from prober.cells import Cell, FleetNode, NodeEngine, lay
-from prober.drive import Drive, Night
-from prober.fleet import RayFleet
-from prober.jobs import Answer, End, Job, Known, Streamed
-from prober.plan import read_plan
+from prober.fleet.cells import Cell, FleetNode, NodeEngine, lay
+from prober.fleet.cluster import RayFleet
+from prober.fleet.drive import Drive, Night
+from prober.fleet.jobs import Answer, End, Job, Known, Streamed
+from prober.fleet.plan import read_plan
 from prober.records import Machine
 
 TRIALS, TRIAL_SECONDS = 2, 2.0

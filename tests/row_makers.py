@@ -7,6 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
+from prober.matrix.schema import HEADER, Row
 from prober.records import (
     Bracket,
     Ceiling,
@@ -20,7 +21,6 @@ from prober.records import (
     Verdict,
     Verify,
 )
-from prober.schema import HEADER, Row
 
 HOSTILE = (
     "a,b", 'say "x"', "two\nlines", "cr\rhere", "crlf\r\nhere", "=cmd|' /C calc'!A0", "+1", "-1", "@SUM(1)", "\tx",

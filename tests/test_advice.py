@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from prober import estimates
-from prober.advice import fixes
+from prober.logs import estimates
+from prober.logs.advice import fixes
+from prober.logs.remedies import Fix
 from prober.records import Figures, Outcome, Stage, Verdict
-from prober.remedies import Fix
 
 V1 = Figures(
     requested_max_model_len=65536,

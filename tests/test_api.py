@@ -13,9 +13,9 @@ from fake_engine import Scenario, make_engine, write_model
 from row_makers import a_row
 
 from prober import api
-from prober.answers import Grade
+from prober.matrix.answers import Grade
+from prober.matrix.store import Store
 from prober.records import NotReady
-from prober.store import Store
 
 
 def run_python(script: str, folder: Path, environment: dict[str, str] | None = None) -> str:
@@ -42,10 +42,10 @@ def test_import_loads_nothing_of_it(tmp_path: Path) -> None:
 def test_names_are_functions_also_after_their_modules_were_loaded(tmp_path: Path) -> None:
     script = """
 import prober
-from prober.lookup import look_up
-from prober.probe import Wish
+from prober.matrix.lookup import look_up
+from prober.campaign import Wish
 print(prober.lookup("Qwen3-8B").command, callable(prober.probe), callable(prober.read_matrix))
-import prober.lookup
+import prober.matrix.lookup
 print(prober.lookup("Qwen3-8B").command)
 try:
     prober.nothing_like_it

@@ -11,8 +11,8 @@ from fake_engine import Scenario, write_model
 
 from prober.axes import Axes, combinations, why_impossible
 from prober.margin import recommended
+from prober.matrix.store import Store
 from prober.records import Bracket, Ceiling, Combination, CompileState, Machine, Status, UsageError, Verify
-from prober.store import Store
 
 SCENARIO = Scenario(kv_blocks=900, block_size=16, blocks_follow_utilization=True)
 

@@ -13,6 +13,7 @@ import pytest
 from fake_engine import Fault, FaultKind, Scenario
 
 from prober.controller import Report, Shown, Task, measure
+from prober.matrix.schema import Row
 from prober.records import (
     Bracket,
     Combination,
@@ -25,7 +26,6 @@ from prober.records import (
     Trial,
     Verdict,
 )
-from prober.schema import Row
 from prober.search import Try
 
 MACHINE = Machine("GPU", "cuda", "m1")

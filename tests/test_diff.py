@@ -7,9 +7,9 @@ import json
 import pytest
 from row_makers import HOSTILE, a_row
 
-from prober.diff import Kind, diff, diff_json, markdown_diff, render_diff
+from prober.matrix.diff import Kind, diff, diff_json, markdown_diff, render_diff
+from prober.matrix.schema import Row
 from prober.records import Source, Status
-from prober.schema import Row
 
 NO_NUMBER = {"max_model_len": None, "status": Status.INCONCLUSIVE}
 NO_FIT = {"max_model_len": None, "status": Status.DOES_NOT_FIT}

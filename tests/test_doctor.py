@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from prober.devices import MIB, Gpu, GpuProcess, Inventory
-from prober.doctor import Finding, Places, State, checks, is_ready, lines, to_json
-from prober.engine import Engine
-from prober.ownership import Owner
+from prober.machine.devices import MIB, Gpu, GpuProcess, Inventory
+from prober.machine.doctor import Finding, Places, State, checks, is_ready, lines, to_json
+from prober.machine.ownership import Owner
 from prober.records import NotReady
+from prober.trials.engine import Engine
 
 GIB = 1024 * MIB
 SECRET = "hf_aVeryRealLookingToken"

@@ -14,15 +14,15 @@ import psutil
 import pytest
 from conftest import Run
 
-from prober.engine import inspect
-from prober.launch import output_of
-from prober.ownership import TRIAL_VARIABLE
-from prober.patience import Limits
+from prober.logs.verdict import classify
+from prober.machine.ownership import TRIAL_VARIABLE
+from prober.matrix.schema import Row
+from prober.matrix.store import Store
 from prober.records import Combination, CompileState, Entrypoint, Outcome, Status, Verify
-from prober.schema import Row
-from prober.store import Store
-from prober.trial import Setting, attempt, log_path
-from prober.verdict import classify
+from prober.trials.engine import inspect
+from prober.trials.launch import output_of
+from prober.trials.patience import Limits
+from prober.trials.trial import Setting, attempt, log_path
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "prober" / "models" / "tiny-llama"

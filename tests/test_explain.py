@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prober.explain import explain, render, to_dict
+from prober.logs.explain import explain, render, to_dict
 from prober.records import Outcome
 
 LOGS = Path(__file__).parent / "logs"

@@ -15,10 +15,10 @@ from bench import QUICK, bench
 from fake_engine import Fault, FaultKind, Scenario
 
 from prober.observe import reading_of
-from prober.patience import Limits
 from prober.records import Entrypoint, Outcome, Stage
 from prober.search import Reading
-from prober.trial import log_path
+from prober.trials.patience import Limits
+from prober.trials.trial import log_path
 
 LLM = Entrypoint.LLM
 TOO_LONG = 5000  # of 32 blocks of 16

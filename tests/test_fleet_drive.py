@@ -13,9 +13,9 @@ import pytest
 from row_makers import a_trial
 from test_plan_cells import H100, L4, a_node, cells_of, one_model
 
-from prober.cells import Cell, FleetNode
-from prober.drive import MOST_LOSSES, Drive, Night
-from prober.jobs import Answer, Answered, End, Event, Job, Known, Lost, Streamed
+from prober.fleet.cells import Cell, FleetNode
+from prober.fleet.drive import MOST_LOSSES, Drive, Night
+from prober.fleet.jobs import Answer, Answered, End, Event, Job, Known, Lost, Streamed
 from prober.records import Machine
 
 MACHINE = Machine(H100, "cuda", "m1")

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from fake_engine import Scenario, make_engine
 
-from prober import __version__, node_engine
-from prober.cells import FleetNode, NodeEngine
-from prober.fleet_node import describe
-from prober.plan import EngineWish
+from prober import __version__
+from prober.fleet import node_engine
+from prober.fleet.cells import FleetNode, NodeEngine
+from prober.fleet.node import describe
+from prober.fleet.plan import EngineWish
 
 MADE = EngineWish(version="0.32.0")
 

@@ -11,11 +11,11 @@ import pytest
 from row_makers import a_trial
 from test_plan_cells import H100, a_known_row, a_node, cells_of, one_model
 
-from prober.cells import AGAIN
-from prober.fleet_files import FleetFiles
-from prober.jobs import Answer, End, Known, Streamed
+from prober.fleet.cells import AGAIN
+from prober.fleet.files import FleetFiles
+from prober.fleet.jobs import Answer, End, Known, Streamed
+from prober.matrix.store import Store
 from prober.records import Machine, NotReady
-from prober.store import Store
 
 NOW = datetime(2026, 1, 8, 1, 0, tzinfo=UTC)
 EIGHT_HOURS = timedelta(hours=8)

@@ -17,7 +17,7 @@ import pytest
 from fake_engine import Scenario, make_engine, write_model
 from fleet_cluster import DRIVER
 
-from prober.plan import read_plan
+from prober.fleet.plan import read_plan
 
 PADS = Path(__file__).parents[1] / "scripts" / "fleet"
 SCRIPTS = ("nightly.sh", "two_versions.sh", "slurm.sbatch")

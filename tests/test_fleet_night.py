@@ -13,15 +13,15 @@ import pytest
 from row_makers import a_trial
 from test_plan_cells import H100, a_known_row, a_node, a_plan, one_model
 
-from prober.cells import FleetNode
-from prober.fleet_night import bisect, run_night
-from prober.jobs import Answer, Answered, End, Event, Job, Known, Streamed
-from prober.nightly import ExitCode
-from prober.plan import EngineWish, Plan
+from prober.fleet.cells import FleetNode
+from prober.fleet.jobs import Answer, Answered, End, Event, Job, Known, Streamed
+from prober.fleet.night import bisect, run_night
+from prober.fleet.nightly import ExitCode
+from prober.fleet.plan import EngineWish, Plan
+from prober.fleet.version_search import FirstBad
+from prober.matrix.schema import Row
+from prober.matrix.store import Store
 from prober.records import Machine, NotReady, Status, UsageError
-from prober.schema import Row
-from prober.store import Store
-from prober.version_search import FirstBad
 
 MACHINE = Machine(H100, "cuda", "m1")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import psutil
 
-from prober import host
-from prober.gpus import machine
+from prober.machine import host
+from prober.machine.gpus import machine
 
 LISTING = """
 import json
-from prober.gpus import inventory
+from prober.machine.gpus import inventory
 here = inventory()
 print(json.dumps([len(here.gpus), here.problem]))
 """

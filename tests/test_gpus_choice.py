@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prober.devices import MIB, Gpu, GpuProcess, Inventory, choose, visible, visible_setting
-from prober.ownership import Owner
+from prober.machine.devices import MIB, Gpu, GpuProcess, Inventory, choose, visible, visible_setting
+from prober.machine.ownership import Owner
 from prober.records import NotReady, UsageError
 
 GIB = 1024 * MIB

@@ -32,11 +32,11 @@ from fake_nvml import (
     write_state,
 )
 
-from prober import ownership
+from prober.machine import ownership
 
 LISTING = """
 import dataclasses, json
-from prober.gpus import inventory
+from prober.machine.gpus import inventory
 print(json.dumps(dataclasses.asdict(inventory())))
 """
 NOBODY = 2**22 - 7  # above the usual largest pid
@@ -290,8 +290,8 @@ def test_processes_are_told_apart(machine: Machine) -> None:
 
 WAIT = """
 import sys
-from prober.gpus import inventory
-from prober.neighbours import wait_until_idle
+from prober.machine.gpus import inventory
+from prober.machine.neighbours import wait_until_idle
 from prober.records import NotReady
 uuids = [gpu.uuid for gpu in inventory().gpus]
 try:
@@ -332,8 +332,8 @@ def test_memory_that_a_dead_process_still_holds_is_said_as_such(machine: Machine
 
 LEAK = """
 import sys
-from prober.gpus import inventory
-from prober.neighbours import Baseline, wait_for_return
+from prober.machine.gpus import inventory
+from prober.machine.neighbours import Baseline, wait_for_return
 print(wait_for_return(inventory, Baseline({"GPU-x": 4 * 2**20}), limit_seconds=float(sys.argv[1]), report=print))
 """
 
@@ -357,7 +357,7 @@ def test_a_machine_with_gpus_is_described(machine: Machine) -> None:
     write_state(machine.state, gpus(2))
     script = """
 import dataclasses, json
-from prober.gpus import inventory, machine
+from prober.machine.gpus import inventory, machine
 here = inventory()
 print(json.dumps(dataclasses.asdict(machine("cuda", here.gpus[:1], here, vllm_version="0.32.0"))))
 """
@@ -371,7 +371,7 @@ def test_listing_is_quick_enough_to_be_repeated(machine: Machine) -> None:
     write_state(machine.state, gpus(8))
     script = """
 import time
-from prober.gpus import inventory
+from prober.machine.gpus import inventory
 inventory()
 began = time.process_time()
 inventory()

@@ -15,8 +15,8 @@ import pytest
 from bench import Bench, bench
 from fake_engine import Fault, FaultKind, Scenario
 
-from prober import host
-from prober.guard import GIB, MIB, SHARED_MEMORY, Floors, Guard, memory_bytes, usual_floors
+from prober.machine import host
+from prober.machine.guard import GIB, MIB, SHARED_MEMORY, Floors, Guard, memory_bytes, usual_floors
 from prober.observe import reading_of
 from prober.records import Entrypoint, Outcome, Stage
 from prober.search import Reading

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from prober.imported import Told, import_row, unknown
+from prober.logs.imported import Told, import_row, unknown
+from prober.logs.verdict import classify
+from prober.matrix.schema import from_cells, to_cells
 from prober.records import Outcome, Source, UsageError
-from prober.schema import from_cells, to_cells
-from prober.verdict import classify
 
 LOGS = Path(__file__).parent / "logs"
 

@@ -18,7 +18,7 @@ import pytest
 from bench import bystander
 from fake_engine import wait_until
 
-from prober.launch import Launch, output_of
+from prober.trials.launch import Launch, output_of
 
 SHM = Path("/dev/shm")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from row_makers import HOSTILE, a_row
 
-from prober.lookup import Answer, Grade, Question, answer, look_up, render_table, to_json, utilization
-from prober.matrix import ForeignMatrix, record_of, render
-from prober.naming import near_models, same_gpu, same_model, version_distance, version_order
+from prober.matrix.lookup import Answer, Grade, Question, answer, look_up, render_table, to_json, utilization
+from prober.matrix.naming import near_models, same_gpu, same_model, version_distance, version_order
+from prober.matrix.schema import Row, from_values
+from prober.matrix.table import ForeignMatrix, record_of, render
 from prober.records import CompileState, Entrypoint, NotReady, Source, Status, Verify
-from prober.schema import Row, from_values
 
 NOW = datetime(2026, 1, 11, tzinfo=UTC)
 

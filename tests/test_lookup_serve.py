@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from row_makers import HOSTILE, a_row
 
-from prober.frame import read_matrix
-from prober.lookup import env, flags, yaml
-from prober.matrix import record_of, render
+from prober.matrix.frame import read_matrix
+from prober.matrix.lookup import env, flags, yaml
+from prober.matrix.schema import HEADER
+from prober.matrix.serve_flags import Unproven
+from prober.matrix.store import Store
+from prober.matrix.table import record_of, render
 from prober.records import CompileState, Source
-from prober.schema import HEADER
-from prober.serve_flags import Unproven
-from prober.store import Store
 
 ROW = a_row(
     tensor_parallel_size=2, gpu_memory_utilization=0.95, dtype="bfloat16", kv_cache_dtype="fp8", model_revision="abc",
@@ -81,7 +81,7 @@ def test_the_frame_has_nullable_types_and_names_without_guards(tmp_path: Path) -
 LOOK_UP = """
 import sys
 from pathlib import Path
-from prober.lookup import Question, look_up, render_table
+from prober.matrix.lookup import Question, look_up, render_table
 assert render_table(look_up(Path(sys.argv[1]), Question(model="model-7b")))
 assert not {"pandas", "rich", "ray", "filelock"} & set(sys.modules), "heavy imports on the way to an answer"
 """

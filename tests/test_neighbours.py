@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from prober.devices import MIB, Gpu, GpuProcess, Inventory
-from prober.neighbours import Baseline, describe, leak, wait_for_return, wait_until_idle
-from prober.ownership import Owner
+from prober.machine.devices import MIB, Gpu, GpuProcess, Inventory
+from prober.machine.neighbours import Baseline, describe, leak, wait_for_return, wait_until_idle
+from prober.machine.ownership import Owner
 from prober.records import NotReady
 
 GIB = 1024 * MIB

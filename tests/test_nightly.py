@@ -12,10 +12,9 @@ import pytest
 from row_makers import a_row
 from test_plan_cells import H100, a_known_row, a_node, cells_of, one_model
 
-from prober.cells import Refused
-from prober.diff import Kind
-from prober.jobs import Answer, End
-from prober.nightly import (
+from prober.fleet.cells import Refused
+from prober.fleet.jobs import Answer, End
+from prober.fleet.nightly import (
     Compared,
     ExitCode,
     compare,
@@ -25,10 +24,11 @@ from prober.nightly import (
     proven_again,
     with_first_bad,
 )
-from prober.nightly_text import Night, between_versions, markdown, summary_json
-from prober.openmetrics import open_metrics
+from prober.fleet.nightly_text import Night, between_versions, markdown, summary_json
+from prober.fleet.openmetrics import open_metrics
+from prober.matrix.diff import Kind
+from prober.matrix.schema import Row
 from prober.records import Status
-from prober.schema import Row
 
 (CELL,) = cells_of(one_model(), [a_node("a")])
 T0 = datetime(2026, 1, 8, 1, 0, tzinfo=UTC)

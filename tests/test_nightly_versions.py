@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prober.fleet.version_search import FirstBad, between, next_version
 from prober.records import UsageError
-from prober.version_search import FirstBad, between, next_version
 
 VERSIONS = ("0.8.0", "0.9.0", "0.10.0", "0.11.0", "0.12.0")
 

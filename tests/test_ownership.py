@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from prober import ownership
-from prober.ownership import Owner
+from prober.machine import ownership
+from prober.machine.ownership import Owner
 
 DEAD_PROBER = {"PROBER_TRIAL": "t1", "PROBER_PID": "1:99999999999"}
 

@@ -134,7 +134,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
     names = set(zipfile.ZipFile(built.wheel).namelist())
     package = {name for name in names if not name.startswith("prober-")}
     assert package == {name for name in built.sources if name.startswith("prober/")}
-    assert {"prober/py.typed", "prober/models/tiny-llama/config.json", "prober/templates/report.html.j2"} <= package
+    assert {"prober/py.typed", "prober/models/tiny-llama/config.json"} <= package
+    assert "prober/report/templates/report.html.j2" in package
     written = {name.partition("/")[2] for name in names - package}
     assert written == {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prober.patience import IDLE_SECONDS, STAGE_TO_IDLE, Limits, Patience
 from prober.records import Stage
+from prober.trials.patience import IDLE_SECONDS, STAGE_TO_IDLE, Limits, Patience
 
 
 def patience(**idle: float) -> Patience:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prober.plan import EngineWish, read_plan
-from prober.plan_table import PlanError
+from prober.fleet.plan import EngineWish, read_plan
+from prober.fleet.plan_table import PlanError
 from prober.records import CompileState, Verify
 
 PLAN = """\

@@ -13,11 +13,11 @@ import pytest
 from fake_engine import write_model
 from row_makers import a_row
 
-from prober.cells import Cell, FleetNode, Laid, NodeEngine, lay
-from prober.placement import Queue
-from prober.plan import Plan, read_plan
+from prober.fleet.cells import Cell, FleetNode, Laid, NodeEngine, lay
+from prober.fleet.placement import Queue
+from prober.fleet.plan import Plan, read_plan
+from prober.matrix.schema import Row
 from prober.records import CompileState, Entrypoint, Status, Verify
-from prober.schema import Row
 
 NOW = datetime(2026, 1, 8, tzinfo=UTC)
 H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"

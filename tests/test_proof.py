@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from fake_engine import wait_until
 
-from prober.prompts import FIRST_ID, LAST_ID, token_ids
-from prober.proof import OfflineProof, Progress, Scheduler, ServerProof, error_message, prompt_length
 from prober.records import Verify
+from prober.trials.prompts import FIRST_ID, LAST_ID, token_ids
+from prober.trials.proof import OfflineProof, Progress, Scheduler, ServerProof, error_message, prompt_length
 
 KEY = "random-key"
 USAGE = {"prompt_tokens": 99, "completion_tokens": 1}

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from report_makers import hostile, matrix, proven
 from row_makers import HOSTILE, a_row, rows
 
+from prober.matrix.schema import Row
+from prober.matrix.store import Store
 from prober.records import Source, Status, Verify
-from prober.report import page_of
-from prober.report_curves import MOST_SERIES, curves_of
-from prober.report_heat import heat_of, step_of
-from prober.report_markdown import markdown_of
-from prober.report_rows import HEADINGS, Kind, judged, lines_of, serve_command
-from prober.schema import Row
-from prober.store import Store
+from prober.report.curves import MOST_SERIES, curves_of
+from prober.report.heat import heat_of, step_of
+from prober.report.markdown import markdown_of
+from prober.report.page import page_of
+from prober.report.rows import HEADINGS, Kind, judged, lines_of, serve_command
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 TAGS = {
@@ -187,7 +187,7 @@ def test_markdown_aligns_numbers_and_marks_what_is_not_proven() -> None:
 
 
 def run_report(folder: Path, *words: str, before: str = "") -> subprocess.CompletedProcess[str]:
-    script = f"import sys; {before}\nfrom prober.cli_report import report\nreport.main(standalone_mode=False)"
+    script = f"import sys; {before}\nfrom prober.commands.report import report\nreport.main(standalone_mode=False)"
     return subprocess.run(
         [sys.executable, "-c", script, *words], cwd=folder, capture_output=True, text=True, check=False
     )

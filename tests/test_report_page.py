@@ -20,9 +20,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from prober.report import page_of
-from prober.report_heat import heat_of
-from prober.report_rows import lines_of, told
+from prober.report.heat import heat_of
+from prober.report.page import page_of
+from prober.report.rows import lines_of, told
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(

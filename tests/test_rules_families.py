@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from prober.logs.verdict import classify
 from prober.records import Outcome, Stage
-from prober.verdict import classify
 
 MESSAGES = Path(__file__).parents[1].parent / "shared" / "facts" / "vllm-messages.csv"
 

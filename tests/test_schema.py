@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from row_makers import HOSTILE, a_row, rows
 
-from prober.matrix import ForeignMatrix, read_cells, read_records, record_of, render
-from prober.records import Source
-from prober.schema import (
+from prober.matrix.schema import (
     COLUMNS,
     HEADER,
     SCHEMA_VERSION,
@@ -27,6 +25,8 @@ from prober.schema import (
     to_values,
     unguard,
 )
+from prober.matrix.table import ForeignMatrix, read_cells, read_records, record_of, render
+from prober.records import Source
 
 
 @given(rows)

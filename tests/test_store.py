@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from row_makers import a_ceiling, a_row, a_trial, trials
 
-from prober.ceiling_row import public_model, row_of
-from prober.lookup import Question, look_up
-from prober.matrix import ForeignMatrix
-from prober.public_text import public_flags, public_text
+from prober.matrix.ceiling_row import public_model, row_of
+from prober.matrix.lookup import Question, look_up
+from prober.matrix.public_text import public_flags, public_text
+from prober.matrix.schema import CeilingKind, UnreadableRow
+from prober.matrix.store import Store
+from prober.matrix.table import ForeignMatrix
+from prober.matrix.trial_json import dump_trial, load_trial
 from prober.records import Bracket, Combination, CompileState, NotReady, Outcome, Source, Status, Trial, Verify
-from prober.schema import CeilingKind, UnreadableRow
-from prober.store import Store
-from prober.trial_json import dump_trial, load_trial
 
 
 @given(trials)

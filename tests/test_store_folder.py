@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from prober.matrix import read_records, record_of, render
+from prober.matrix.schema import HEADER, from_cells
+from prober.matrix.schema_pages import pages
+from prober.matrix.table import read_records, record_of, render
 from prober.records import Source
-from prober.schema import HEADER, from_cells
-from prober.schema_pages import pages
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

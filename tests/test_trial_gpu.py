@@ -177,11 +177,11 @@ import sys
 from pathlib import Path
 from prober.controller import Task, measure
 from prober.display import PlainDisplay
-from prober.engine import Engine
-from prober.patience import Limits
+from prober.trials.engine import Engine
+from prober.trials.patience import Limits
 from prober.records import Combination, NotReady, Verify
-from prober.station import hold, launcher
-from prober.store import Store
+from prober.trials.station import hold, launcher
+from prober.matrix.store import Store
 
 model, results = sys.argv[1:]
 engine, combination = Engine(Path(sys.executable), "0.32.0", None, False), Combination(model)

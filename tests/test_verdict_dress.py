@@ -7,8 +7,8 @@ import textwrap
 
 import pytest
 
+from prober.logs.verdict import classify
 from prober.records import Outcome
-from prober.verdict import classify
 
 HEADER = "(EngineCore_DP0 pid=12) ERROR 04-15 06:30:01 [core.py:700] "
 MESSAGE = (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from prober.logs.verdict import Reader, classify, conclude
 from prober.records import Figures, Outcome, Stage
-from prober.verdict import Reader, classify, conclude
 
 LOGS = sorted((Path(__file__).parent / "logs").glob("*.log"))
 FAILURES = [path for path in LOGS if path.name.split(".")[-2] not in ("ready", "unfinished")]

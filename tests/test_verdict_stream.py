@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prober.marks import FIGURES, STAGES
+from prober.logs.marks import FIGURES, STAGES
+from prober.logs.rules import RULES, WRAPPERS
+from prober.logs.verdict import Reader, classify, conclude
 from prober.records import Outcome, Verdict
-from prober.rules import RULES, WRAPPERS
-from prober.verdict import Reader, classify, conclude
 
 REFUSAL = (
     b"ValueError: The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in KV "

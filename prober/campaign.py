@@ -1,0 +1,147 @@
+"""From what the user asked to answers in the matrix: check everything cheap, then measure each combination."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from prober.axes import Axes, combinations, why_impossible
+from prober.checkpoint import is_directory, limit_beyond_default, revision_of
+from prober.controller import Listener, Task, measure
+from prober.margin import recommended
+from prober.matrix.ceiling_row import row_of
+from prober.matrix.schema import Row
+from prober.matrix.store import Store
+from prober.predict import known_lengths
+from prober.records import Bracket, Ceiling, Combination, Machine, Status, UsageError, Verify
+from prober.search import LOWEST
+from prober.trials import station
+from prober.trials.engine import Engine, inspect
+from prober.trials.launch import output_of
+from prober.trials.patience import Limits
+
+USUAL_LAUNCHES = 3
+KNOWN_LAUNCHES = 2
+DUMMY_WEIGHTS = ("--load-format", "dummy")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user asked for."""
+
+    axes: Axes
+    python: Path
+    results: Path
+    device: str = "auto"
+    gpus: tuple[str, ...] | None = None
+    low: int = LOWEST
+    high: int | None = None
+    verify: Verify = Verify.FULL
+    is_fresh: bool = False
+    most_launches: int | None = None
+    most_seconds: float | None = None
+    wait_seconds: float = station.IDLE_SECONDS
+    limits: Limits = field(default_factory=Limits)
+
+
+class Display(Listener, Protocol):
+    """Shows one search, from its beginning to its end."""
+
+    def __enter__(self) -> Display: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+    def say(self, line: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One combination before it is measured: how many launches to expect, or why none can help."""
+
+    combination: Combination
+    launches: int
+    impossible: str | None = None
+
+
+def plan(wish: Wish) -> list[Cell]:
+    """What `probe` would measure; nothing is started. Raises UsageError as `probe` does."""
+    rows = Store(wish.results).rows()
+    engine = inspect(wish.python, output_of)
+    here = station.machine_of(engine, wish.device)
+    cells = []
+    for combination in _checked(wish):
+        impossible = why_impossible(combination)
+        expected = KNOWN_LAUNCHES if known_lengths(rows, combination, here) else USUAL_LAUNCHES
+        cells.append(Cell(combination, 0 if impossible else expected, impossible))
+    return cells
+
+
+def probe(wish: Wish, display_of: Callable[[Combination], Display]) -> Iterator[tuple[Ceiling, Row]]:
+    """Measure each combination in turn; yield its answer and its row as it was written.
+
+    Raises UsageError or NotReady before anything costly where it can.
+    """
+    cells = _checked(wish)
+    store = Store(wish.results)
+    store.check_writable()
+    engine = inspect(wish.python, output_of)
+    for combination in cells:
+        impossible = why_impossible(combination)
+        if impossible:
+            ceiling = _closed(combination, station.machine_of(engine, wish.device), impossible)
+        else:
+            with display_of(combination) as display:
+                ceiling = _measured(wish, combination, engine, store, display)
+        row = row_as_written(ceiling)
+        store.put([row])
+        yield ceiling, row
+
+
+def _checked(wish: Wish) -> list[Combination]:
+    if wish.high is not None and wish.high < wish.low:
+        raise UsageError(f"--high {wish.high} is below --low {wish.low}.")
+    return combinations(wish.axes)
+
+
+def _closed(combination: Combination, machine: Machine, why: str) -> Ceiling:
+    """The answer of a combination that no launch can help."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Ceiling(combination, machine, Status.BAD_CONFIG, Bracket(), Verify.NONE, why, (), 0.0, 0, now)
+
+
+def row_as_written(ceiling: Ceiling) -> Row:
+    """The row of a measured ceiling, with what the files at hand and the rules of thumb add to it."""
+    combination, advised = ceiling.combination, recommended(ceiling)
+    has_dummy_weights = any(pair == DUMMY_WEIGHTS for pair in itertools.pairwise(combination.other_flags))
+    return row_of(
+        ceiling,
+        is_directory=is_directory(combination.model),
+        model_revision=revision_of(combination.model, combination.model_revision),
+        recommended_max_model_len=advised.length if advised else None,
+        notes=[*(["dummy weights"] if has_dummy_weights else []), *([advised.why] if advised else [])],
+    )
+
+
+def _measured(wish: Wish, combination: Combination, engine: Engine, store: Store, display: Display) -> Ceiling:
+    count = combination.tensor_parallel_size * combination.pipeline_parallel_size
+    wanted = None if wish.gpus is None else list(wish.gpus)
+    with station.hold(engine, wish.device, count, wanted, display.say, wish.wait_seconds) as here:
+        task = Task(
+            combination=combination,
+            machine=here.machine,
+            verify=wish.verify,
+            low=wish.low,
+            high=wish.high,
+            is_fresh=wish.is_fresh,
+            limit=limit_beyond_default(combination.model),
+            most_launches=wish.most_launches,
+            most_seconds=wish.most_seconds,
+            pinned=revision_of(combination.model) if is_directory(combination.model) else None,
+        )
+        with station.launcher(here, store, wish.verify, wish.limits) as launch:
+            return measure(task, store, launch, display)

@@ -1,0 +1,260 @@
+"""The `probe` command: its options, and what is seen while it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from prober.records import Combination, CompileState, Entrypoint, NotReady, Stage, Status, Verify
+
+if TYPE_CHECKING:
+    from prober.campaign import Cell, Display, Wish
+
+UNANSWERED = (Status.INCONCLUSIVE, Status.UNSTABLE, Status.BAD_CONFIG)
+
+
+def numbers(
+    kind: type, most: float | None = None
+) -> Callable[[click.Context, click.Parameter, str | None], tuple[Any, ...] | None]:
+    """A callback that reads a list such as 1,2,4."""
+
+    def read(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[Any, ...] | None:
+        if text is None:
+            return None
+        try:
+            values = tuple(kind(part) for part in text.split(","))
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not a number or a list such as 1,2", context, parameter) from None
+        if any(not 0 < value <= (most or value) for value in values):
+            raise click.BadParameter(f"{text!r} is out of range", context, parameter)
+        return values
+
+    return read
+
+
+def words(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    """Read a list of words such as auto,fp8."""
+    return None if text is None else tuple(text.split(","))
+
+
+def varied(context: click.Context, parameter: click.Parameter, pairs: Sequence[str]) -> tuple[Any, ...]:
+    """Read FLAG=V1,V2 pairs; the dashes may be left out."""
+    found = []
+    for pair in pairs:
+        flag, _, values = pair.partition("=")
+        if not flag or not values:
+            raise click.BadParameter(f"{pair!r} is not FLAG=VALUE,VALUE", context, parameter)
+        found.append((flag if flag.startswith("-") else f"--{flag}", tuple(values.split(","))))
+    return tuple(found)
+
+
+def stage_limits(context: click.Context, parameter: click.Parameter, pairs: Sequence[str]) -> dict[Stage, float]:
+    """Read STAGE=SECONDS pairs."""
+    limits = {}
+    for pair in pairs:
+        name, _, seconds = pair.partition("=")
+        try:
+            limits[Stage(name)] = float(seconds)
+        except ValueError:
+            names = ", ".join(Stage)
+            raise click.BadParameter(f"{pair!r} is not STAGE=SECONDS; stages: {names}", context, parameter) from None
+    return limits
+
+
+def default_python() -> Path:
+    """The engine's interpreter: ENGINE_PYTHON, else the environment that `make engine` made, else `python3`."""
+    if named := os.environ.get("ENGINE_PYTHON"):
+        return Path(named)
+    made = Path(".venv-engine/bin/python")
+    return made if made.exists() else Path("python3")
+
+
+@click.command()
+@click.argument("model")
+@click.argument("vllm_flags", nargs=-1, type=click.UNPROCESSED)
+@click.option("--tp", default="1", callback=numbers(int), metavar="N[,N]", help="Tensor-parallel sizes. [1]")
+@click.option(
+    "--gpu-memory-utilization",
+    callback=numbers(float, most=1),
+    metavar="X[,X]",
+    help="Shares of the GPU's memory. [vLLM's own default]",
+)
+@click.option("--kv-cache-dtype", callback=words, metavar="T[,T]", help="Types of the KV cache: auto,fp8. [vLLM's]")
+@click.option(
+    "--vary",
+    multiple=True,
+    callback=varied,
+    metavar="FLAG=V[,V]",
+    help="One more axis: a vLLM flag and its values; on and off for a switch.",
+)
+@click.option(
+    "--entrypoint",
+    type=click.Choice([e.value for e in Entrypoint]),
+    default="serve",
+    show_default=True,
+    help="Start vLLM's server, or vllm.LLM in a process.",
+)
+@click.option(
+    "--python",
+    type=click.Path(path_type=Path),
+    help="The interpreter that has vLLM. [$ENGINE_PYTHON, .venv-engine, python3]",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+    show_default=True,
+    help="What vLLM runs on.",
+)
+@click.option(
+    "--gpus",
+    callback=words,
+    metavar="ID[,ID]",
+    help="GPUs to take, by number or UUID. [idle ones]",
+)
+@click.option("--low", type=click.IntRange(2), help="Shortest length of interest. [16]")
+@click.option("--high", type=click.IntRange(2), help="Longest length of interest. [the model's limit]")
+@click.option(
+    "--verify",
+    type=click.Choice([v.value for v in Verify]),
+    default="full",
+    show_default=True,
+    help="Proof of a length: a start only, a short answer, or an answer at full length.",
+)
+@click.option(
+    "--compile",
+    "compile_state",
+    type=click.Choice([c.value for c in CompileState]),
+    default="cold",
+    show_default=True,
+    help="Caches at each start: empty, kept for the search, or --enforce-eager.",
+)
+@click.option("--dummy-weights", is_flag=True, help="Random weights: nothing is downloaded but the configuration.")
+@click.option("--plan", "only_plan", is_flag=True, help="Say what would be measured; start nothing.")
+@click.option("--budget-launches", type=click.IntRange(1), metavar="N", help="End with the bracket after N launches.")
+@click.option(
+    "--budget-minutes", type=click.FloatRange(0, min_open=True), metavar="M", help="The same after M minutes."
+)
+@click.option("--fresh", is_flag=True, help="Measure anew; recorded trials only hint.")
+@click.option(
+    "--wait",
+    type=click.FloatRange(0),
+    default=600,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for a GPU that others use.",
+)
+@click.option("--kill-stale", is_flag=True, help="First end what our own killed runs have left on this machine.")
+@click.option(
+    "--stage-limit",
+    multiple=True,
+    callback=stage_limits,
+    metavar="STAGE=SECONDS",
+    help="Time without progress that a stage may take.",
+)
+@click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="The answer as JSON.")
+def probe(model: str, vllm_flags: tuple[str, ...], as_json: bool, **options: Any) -> int:
+    """Find and prove the ceiling of MODEL, a Hub name or a directory.
+
+    Everything after -- goes to vLLM untouched:
+
+    \b
+      prober probe Qwen/Qwen3-8B --gpu-memory-utilization 0.9 -- --kv-cache-dtype fp8
+      prober probe ./my-model --tp 1,2 --gpu-memory-utilization 0.85,0.9
+      prober probe ./my-model --vary max-num-seqs=16,256 --plan
+    """
+    from prober.campaign import plan
+    from prober.campaign import probe as run
+    from prober.summary import render, table, to_json
+
+    wish = _wish(model, vllm_flags, options)
+    if options["only_plan"]:
+        click.echo(_plan_table(plan(wish)))
+        return 0
+    if options["kill_stale"]:
+        _end_stale()
+    answers = []
+    for ceiling, row in run(wish, _display(wish.verify)):
+        answers.append((ceiling, row))
+        if not as_json:
+            click.echo(("\n" if len(answers) > 1 else "") + render(ceiling, row))
+    if as_json:
+        click.echo(to_json(answers))
+    elif len(answers) > 1:
+        click.echo("\n" + table(answers))
+    return 1 if any(ceiling.status in UNANSWERED for ceiling, _ in answers) else 0
+
+
+def _plan_table(cells: list[Cell]) -> str:
+    """One line a combination, then the sum."""
+    from prober.summary import describe
+
+    lines = []
+    for cell in cells:
+        expected = f"impossible: {cell.impossible}" if cell.impossible else f"about {cell.launches} launches"
+        lines.append(f"{describe(cell.combination)}: {expected}")
+    return "\n".join([*lines, f"{len(cells)} combinations, about {sum(cell.launches for cell in cells)} launches"])
+
+
+def _display(verify: Verify) -> Callable[[Combination], Display]:
+    """A live table where stderr is a terminal, plain lines elsewhere."""
+    from prober.display import LiveDisplay, PlainDisplay
+
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return lambda combination: PlainDisplay(combination, verify, lambda line: click.echo(line, err=True))
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return lambda combination: LiveDisplay(combination, verify, console)
+
+
+def _end_stale() -> None:
+    from prober.machine import neighbours
+
+    ended, alive = neighbours.end_stale()
+    for one in ended:
+        click.echo(f"Ended process {one.pid} ({one.name}) of our earlier trial {one.trial}.", err=True)
+    if alive:
+        pids = ",".join(str(one.pid) for one in alive)
+        raise NotReady(f"left-overs of earlier trials do not die; look at them with `ps -fp {pids}`")
+
+
+def _wish(model: str, vllm_flags: tuple[str, ...], options: dict[str, Any]) -> Wish:
+    from prober.axes import Axes
+    from prober.campaign import DUMMY_WEIGHTS, Wish
+    from prober.search import LOWEST
+    from prober.trials.patience import Limits
+
+    dummy = DUMMY_WEIGHTS if options["dummy_weights"] else ()
+    axes = Axes(
+        model=model,
+        tensor_parallel_sizes=options["tp"],
+        utilizations=options["gpu_memory_utilization"] or (None,),
+        kv_cache_dtypes=options["kv_cache_dtype"] or (None,),
+        varied=options["vary"],
+        entrypoint=Entrypoint(options["entrypoint"]),
+        compile_state=CompileState(options["compile_state"]),
+        vllm_flags=(*vllm_flags, *dummy),
+    )
+    minutes = options["budget_minutes"]
+    return Wish(
+        axes=axes,
+        python=options["python"] or default_python(),
+        results=options["results"],
+        device=options["device"],
+        gpus=options["gpus"],
+        low=options["low"] or LOWEST,
+        high=options["high"],
+        verify=Verify(options["verify"]),
+        is_fresh=options["fresh"],
+        most_launches=options["budget_launches"],
+        most_seconds=None if minutes is None else 60 * minutes,
+        wait_seconds=options["wait"],
+        limits=Limits(options["stage_limit"]),
+    )

@@ -1,0 +1,1 @@
+"""Many combinations on many machines, every night."""

@@ -1,0 +1,129 @@
+"""What the matrix already says about a cell: a row that is still fresh, a row that hints, rows to compare with.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from prober.matrix.ceiling_row import public_model
+from prober.matrix.public_text import public_flags
+from prober.matrix.schema import Row
+from prober.records import Combination, Source, Status, Verify
+
+About = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """What a row must have to spare a cell its launches."""
+
+    since: datetime | None  # None: nothing is fresh enough
+    vllm_version: str | None
+    drivers: frozenset[str | None]  # that the nodes of the type have now
+    verify: Verify
+    high: int | None = None  # the upper end that is asked for
+
+
+class KnownRows:
+    """The measured rows of a matrix by what they are about."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._exact: dict[About, list[Row]] = defaultdict(list)
+        self._alike: dict[About, list[Row]] = defaultdict(list)
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Row) -> None:
+        if row.source is Source.MEASURED:
+            self._exact[about_row(row)].append(row)
+            self._alike[row.model, row.gpu].append(row)
+
+    def fresh(self, combination: Combination, gpu: str, asked: Freshness) -> Row | None:
+        """A row that still answers: settled as it was asked for, on the same versions, and young enough."""
+        if asked.since is None or asked.vllm_version is None:
+            return None
+        for row in self._exact.get(about(combination, gpu), ()):
+            revision = combination.model_revision
+            if (
+                row.vllm_version == asked.vllm_version
+                and row.driver in asked.drivers
+                and row.verified is asked.verify
+                and (revision is None or row.model_revision == revision)
+                and _is_settled(row, asked.high)
+                and _is_since(row, asked.since)
+            ):
+                return row
+        return None
+
+    def same(self, combination: Combination, gpu: str) -> tuple[Row, ...]:
+        """Rows of the same combination and type of GPU, of any machine and version."""
+        return tuple(self._exact.get(about(combination, gpu), ()))
+
+    def hints(self, combination: Combination, gpu: str, most: int) -> tuple[Row, ...]:
+        """Rows to begin a search from: of the same combination, then of the same model on the same type of GPU."""
+        rows = [*self._exact.get(about(combination, gpu), ())[::-1], *self._of_model(combination, gpu)[::-1]]
+        return tuple(dict.fromkeys(rows))[:most]
+
+    def expected_launches(self, combination: Combination, gpu: str) -> int:
+        """3 from nothing, 2 where a row hints, 1 where the model's own limit is known to fit."""
+        limits = [
+            row.status is Status.MODEL_LIMIT
+            for row in self._of_model(combination, gpu)
+            if row.max_model_len and row.tensor_parallel_size == combination.tensor_parallel_size
+        ]
+        return 3 if not limits else 1 if all(limits) else 2
+
+    def _of_model(self, combination: Combination, gpu: str) -> list[Row]:
+        return self._alike.get((public_model(combination.model), gpu), [])
+
+
+def about(combination: Combination, gpu: str) -> About:
+    """What a row of this combination on this type of GPU is about, whatever the machine and the version."""
+    return (
+        public_model(combination.model),
+        gpu,
+        combination.tensor_parallel_size,
+        combination.pipeline_parallel_size,
+        combination.gpu_memory_utilization,
+        combination.dtype,
+        combination.quantization,
+        combination.kv_cache_dtype,
+        combination.entrypoint,
+        combination.compile_state,
+        public_flags(combination.other_flags) or None,
+    )
+
+
+def about_row(row: Row) -> About:
+    """The same of a row."""
+    return (
+        row.model,
+        row.gpu,
+        row.tensor_parallel_size,
+        row.pipeline_parallel_size,
+        row.gpu_memory_utilization,
+        row.dtype,
+        row.quantization,
+        row.kv_cache_dtype,
+        row.entrypoint,
+        row.compile_state,
+        row.other_flags,
+    )
+
+
+def _is_settled(row: Row, high: int | None) -> bool:
+    if row.status is Status.AT_LEAST:
+        return high is not None and row.max_model_len is not None and row.max_model_len >= high
+    return row.status in (Status.EXACT, Status.MODEL_LIMIT, Status.DOES_NOT_FIT)
+
+
+def _is_since(row: Row, since: datetime) -> bool:
+    try:
+        return datetime.fromisoformat(row.measured_at or "") >= since
+    except (ValueError, TypeError):
+        return False

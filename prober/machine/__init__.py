@@ -1,0 +1,1 @@
+"""This machine: its GPUs, who uses them, and what else a measurement needs."""

@@ -1,0 +1,1 @@
+"""The results: their schema, their files, and what is looked up in them."""

@@ -1,0 +1,113 @@
+"""The matrix as one HTML page that needs nothing else: no network, no server, and no script to be read.
+
+Pure: rows in, text out. Everything that came out of a row is escaped; the page's policy lets nothing run but its own
+script and lets nothing be loaded. Needs Jinja2 and pygal, the extra ``report``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from prober.matrix.schema import Row
+from prober.records import NotReady
+from prober.report.curves import curves_of
+from prober.report.heat import STEPS, heat_of
+from prober.report.rows import HEADINGS, Kind, Line, choices, lines_of, told
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+_AGES = (("30", "the last 30 days"), ("90", "the last 90 days"), ("365", "the last year"))
+_FILTERS = (("gpu", "GPU"), ("tp", "TP"), ("kv", "KV dtype"), ("vllm", "vLLM"), ("source", "Source"))
+
+
+def page_of(rows: Sequence[Row], made_at: datetime) -> str:
+    """Render the whole page. ``made_at`` is shown and changes nothing else.
+
+    Raises ``NotReady`` where Jinja2 or pygal is missing.
+    """
+    environment = _environment()
+    style, script = _package_text("report.css"), _package_text("report.js")
+    lines = lines_of(rows)
+    curves = curves_of(lines)
+    return environment.get_template("report.html.j2").render(
+        style=style,
+        style_hash=_hash(style),
+        script=script,
+        script_hash=_hash(script),
+        made_at=made_at,
+        counts=_counts(lines),
+        headings=HEADINGS,
+        filters=[(key, label, choices(lines, key)) for key, label in _FILTERS],
+        ages=_AGES,
+        heat=heat_of(lines),
+        steps=[(step, _step_label(step)) for step in range(STEPS)],
+        lines=lines,
+        combinations=_numbered(lines),
+        curves=curves,
+        curve_places={(one.model, one.gpu): index for index, one in enumerate(curves)},
+        told=told,
+    )
+
+
+def _environment() -> Environment:
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise NotReady("The page needs Jinja2: pip install 'prober[report]'.") from error
+    return Environment(
+        loader=PackageLoader("prober.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_visible,
+    )
+
+
+def _visible(value: Any) -> Any:
+    """Escape a text so that a reader of the page gets it back as it was, carriage returns included.
+
+    What no page can hold (control characters, lone surrogates) becomes the replacement character.
+    """
+    from markupsafe import Markup, escape
+
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return Markup(str(escape(_CONTROL.sub("\ufffd", value))).replace("\r", "&#13;"))  # noqa: S704 - escaped above
+
+
+def _package_text(name: str) -> str:
+    return files("prober.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _counts(lines: Sequence[Line]) -> dict[str, int]:
+    return {
+        "rows": len(lines),
+        "models": len({line.row.model for line in lines}),
+        "gpus": len({line.row.gpu for line in lines}),
+        "proven": sum(line.kind in (Kind.PROVEN, Kind.BOUND) for line in lines),
+    }
+
+
+def _numbered(lines: Sequence[Line]) -> list[int]:
+    """Number the combinations, so that the page's script knows which rows are about the same one."""
+    numbers: dict[tuple[object, ...], int] = {}
+    return [numbers.setdefault(line.combination, len(numbers)) for line in lines]
+
+
+def _step_label(step: int) -> str:
+    if step == 0:
+        return "< 4k"
+    return f"{2 ** (step + 1)}k" + ("+" if step == STEPS - 1 else "")

@@ -1,0 +1,272 @@
+"""The matrix as a person reads it: each row's cells, its proof, its command, and what kind of answer it is.
+
+Pure. A number that is only a start, a report or a lower bound never looks like a proven ceiling.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from prober.matrix.answers import Question
+from prober.matrix.lookup import answer, utilization
+from prober.matrix.naming import version_order
+from prober.matrix.schema import COLUMNS, KEY, Column, Row
+from prober.matrix.serve_flags import Unproven, flags
+from prober.records import Source, Status
+
+
+class Kind(StrEnum):
+    """What a row says about a length, best first."""
+
+    PROVEN = "proven"  # a full-length request was answered, and one token more is refused or not allowed
+    BOUND = "bound"  # a full-length request was answered; longer was not settled
+    STARTS = "starts"  # the server started, or somebody says so; nobody asked it for the full length
+    NO_FIT = "no-fit"
+    REFUSED = "refused"  # only known not to serve this
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """One column of the page's table."""
+
+    key: str
+    label: str
+    is_number: bool = False
+
+
+HEADINGS = (
+    Heading("model", "Model"),
+    Heading("gpu", "GPU"),
+    Heading("tp", "TP", is_number=True),
+    Heading("utilization", "Utilization", is_number=True),
+    Heading("kv", "KV dtype"),
+    Heading("settings", "Settings"),
+    Heading("vllm", "vLLM"),
+    Heading("ceiling", "max_model_len", is_number=True),
+    Heading("starts", "Starts at", is_number=True),
+    Heading("answer", "Answer"),
+    Heading("source", "Source"),
+    Heading("measured", "Measured"),
+)
+
+_ANSWERS = {
+    Status.EXACT: "exact",
+    Status.MODEL_LIMIT: "the model's limit",
+    Status.AT_LEAST: "at least",
+    Status.DOES_NOT_FIT: "does not fit",
+    Status.UNSTABLE: "unstable",
+    Status.INCONCLUSIVE: "inconclusive",
+    Status.BAD_CONFIG: "bad config",
+}
+_UNSAID = "–"
+_LONGEST_FLAGS = 80
+_TOLD_ELSEWHERE = {  # in the row itself or as its proof
+    "model", "gpu", "tensor_parallel_size", "gpu_memory_utilization", "kv_cache_dtype", "vllm_version",
+    "max_model_len", "starts_max_model_len", "status", "why", "source", "source_url", "schema_version",
+    "served_trial", "served_evidence", "refused_trial", "refused_outcome", "refused_evidence",
+    "served_max_model_len", "refused_max_model_len",
+}  # fmt: skip
+_REST: tuple[Column, ...] = tuple(c for c in COLUMNS if c.name not in _TOLD_ELSEWHERE)
+_COMBINATION = tuple(name for name in KEY if name != "machine")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row as the page shows it. ``cells`` stand in the order of ``HEADINGS``."""
+
+    row: Row
+    cells: tuple[str, ...]
+    kind: Kind
+    tokens: int | None  # the number that the kind is about
+    combination: tuple[object, ...]  # what several machines may have in common
+    serve: str | None  # what starts vLLM with it; None: no length is proven
+    measure: str  # what measures it
+    proof: tuple[tuple[str, str], ...]
+    facts: tuple[tuple[str, str], ...]
+    url: str | None
+
+
+def lines_of(rows: Iterable[Row]) -> list[Line]:
+    """Turn rows into lines, in reading order: model, GPU, size, newest vLLM, longest."""
+    return [_line(row) for row in sorted(rows, key=_reading_order)]
+
+
+def _reading_order(row: Row) -> tuple[object, ...]:
+    newest_first = tuple(-part for part in version_order(row.vllm_version or "")[:3])
+    return (
+        row.model.casefold(), row.model, row.gpu, row.tensor_parallel_size or 0, row.pipeline_parallel_size or 0,
+        newest_first, -(row.max_model_len or 0), -(row.starts_max_model_len or 0),
+    )  # fmt: skip
+
+
+def _line(row: Row) -> Line:
+    kind, tokens = judged(row)
+    origin = (row.source, row.source_url if row.source is Source.REPORTED else None)
+    return Line(
+        row=row,
+        cells=_cells(row, kind, tokens),
+        kind=kind,
+        tokens=tokens,
+        combination=(*origin, *(getattr(row, name) for name in _COMBINATION)),
+        serve=serve_command(row),
+        measure=_measure_command(row),
+        proof=_proof(row),
+        facts=tuple(_fact(column, row) for column in _REST if getattr(row, column.name) is not None),
+        url=row.source_url if (row.source_url or "").startswith(("https://", "http://")) else None,
+    )
+
+
+def judged(row: Row) -> tuple[Kind, int | None]:
+    """Say what kind of answer the row is, and the number of tokens it is about."""
+    if row.status is Status.DOES_NOT_FIT:
+        return Kind.NO_FIT, None
+    if row.status is Status.UNSTABLE:
+        return Kind.UNKNOWN, None  # an interval, never one number
+    if row.source is not Source.MEASURED:
+        claimed = row.max_model_len or row.served_max_model_len or row.starts_max_model_len
+        if claimed is not None:
+            return Kind.STARTS, claimed
+    elif row.max_model_len is not None:
+        return (Kind.BOUND if row.status is Status.AT_LEAST else Kind.PROVEN), row.max_model_len
+    elif row.served_max_model_len is not None:
+        return Kind.BOUND, row.served_max_model_len
+    elif row.starts_max_model_len is not None:
+        return Kind.STARTS, row.starts_max_model_len
+    if row.refused_max_model_len is not None:
+        return Kind.REFUSED, row.refused_max_model_len
+    return Kind.UNKNOWN, None
+
+
+def told(kind: Kind, tokens: int | None) -> str:
+    """Write an answer in one cell. report.js writes the same."""
+    number = f"{tokens:,}" if tokens is not None else "?"
+    return {
+        Kind.PROVEN: number,
+        Kind.BOUND: f"≥ {number}",
+        Kind.STARTS: f"starts {number}",
+        Kind.NO_FIT: "no fit",
+        Kind.REFUSED: f"< {number}",
+        Kind.UNKNOWN: "?",
+    }[kind]
+
+
+def _cells(row: Row, kind: Kind, tokens: int | None) -> tuple[str, ...]:
+    proven = told(kind, tokens) if kind in (Kind.PROVEN, Kind.BOUND) else _UNSAID
+    starts = row.starts_max_model_len
+    if kind is Kind.STARTS:
+        starts = tokens
+    return (
+        row.model,
+        row.gpu,
+        _number(row.tensor_parallel_size),
+        _utilization(row),
+        row.kv_cache_dtype or "default",
+        _settings(row),
+        row.vllm_version or "unknown",
+        proven,
+        _number(starts),
+        _answer_words(row, kind),
+        str(row.source),
+        (row.measured_at or _UNSAID)[:10],
+    )
+
+
+def _number(value: int | None) -> str:
+    return _UNSAID if value is None else f"{value:,}"
+
+
+def _utilization(row: Row) -> str:
+    share = utilization(row)
+    if row.gpu_memory_utilization is None:
+        return "default" if share is None else f"default {share:g}"
+    return f"{share:g}"
+
+
+def _settings(row: Row) -> str:
+    parts = [
+        f"PP {row.pipeline_parallel_size}" if (row.pipeline_parallel_size or 1) > 1 else None,
+        row.dtype,
+        row.quantization,
+        str(row.compile_state) if row.compile_state else None,
+        str(row.entrypoint) if row.entrypoint else None,
+        _shortened(row.other_flags or ""),
+    ]
+    return " · ".join(part for part in parts if part) or _UNSAID
+
+
+def _shortened(flags: str) -> str:
+    """Cut what would make a row many lines high; the row's facts have it whole."""
+    return flags if len(flags) <= _LONGEST_FLAGS else flags[: _LONGEST_FLAGS - 1] + "…"
+
+
+def _answer_words(row: Row, kind: Kind) -> str:
+    if row.status is Status.UNSTABLE and row.served_max_model_len and row.refused_max_model_len:
+        return f"unstable, {row.served_max_model_len:,} to {row.refused_max_model_len:,}"
+    if row.status is not None:
+        return _ANSWERS[row.status]
+    return {Kind.STARTS: "a start only", Kind.REFUSED: f"refused at {_number(row.refused_max_model_len)}"}.get(
+        kind, "unknown"
+    )
+
+
+def serve_command(row: Row) -> str | None:
+    """Write the command that serves with the row's proven length; None: there is none to hand out."""
+    if judged(row)[0] not in (Kind.PROVEN, Kind.BOUND):
+        return None
+    try:
+        return f"vllm serve {flags(row)}"
+    except (Unproven, ValueError):  # ValueError: flags of an imported row that no shell could have split
+        return None
+
+
+def _measure_command(row: Row) -> str:
+    question = Question(
+        model=row.model,
+        tensor_parallel_size=row.tensor_parallel_size,
+        pipeline_parallel_size=row.pipeline_parallel_size if row.pipeline_parallel_size != 1 else None,
+        gpu_memory_utilization=row.gpu_memory_utilization,
+        dtype=row.dtype,
+        quantization=row.quantization,
+        kv_cache_dtype=row.kv_cache_dtype,
+        entrypoint=row.entrypoint,
+        compile_state=row.compile_state,
+    )
+    return answer((), question, datetime.now(UTC)).command or shlex.join(["prober", "probe", row.model])
+
+
+def _proof(row: Row) -> tuple[tuple[str, str], ...]:
+    """Both edges: what served, what was refused, in which trial, and the line that says so."""
+    served = _edge(row.served_max_model_len or row.max_model_len, None, row.served_trial, row.served_evidence)
+    outcome = str(row.refused_outcome).replace("_", " ") if row.refused_outcome else None
+    refused = _edge(row.refused_max_model_len, outcome, row.refused_trial, row.refused_evidence)
+    return tuple((title, text) for title, text in (("Served", served), ("Refused", refused)) if text)
+
+
+def _edge(tokens: int | None, outcome: str | None, trial: str | None, evidence: str | None) -> str:
+    head = [f"{tokens:,} tokens" if tokens is not None else None, outcome, f"trial {trial}" if trial else None]
+    return ": ".join(part for part in (", ".join(part for part in head if part), evidence) if part)
+
+
+def _fact(column: Column, row: Row) -> tuple[str, str]:
+    value = getattr(row, column.name)
+    if isinstance(value, int):
+        text = f"{value:,}"
+    elif isinstance(value, float):
+        text = f"{value:.6g}"
+    else:
+        text = str(value)
+    return column.name, f"{text} {column.unit}" if column.unit else text
+
+
+def choices(lines: Sequence[Line], key: str) -> list[str]:
+    """List what a column's filter offers: versions newest first, numbers by size, the rest by alphabet."""
+    place = next(index for index, heading in enumerate(HEADINGS) if heading.key == key)
+    values = {line.cells[place] for line in lines}
+    if key == "vllm":
+        return sorted(values, key=version_order, reverse=True)
+    return sorted(values, key=lambda text: (text == _UNSAID, len(text) if text.isdigit() else 0, text.casefold(), text))

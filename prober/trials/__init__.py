@@ -1,0 +1,1 @@
+"""One launch of vLLM in isolation: started, watched, asked, ended."""

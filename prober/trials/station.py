@@ -1,0 +1,202 @@
+"""Where trials run: the leased GPUs, idle before each trial and given back after it; or the CPU."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from prober.controller import Report, Shown
+from prober.machine import gpus, neighbours
+from prober.machine.devices import MIB, Gpu, visible_setting
+from prober.machine.leases import choose_and_lease
+from prober.matrix.ceiling_row import public_model
+from prober.matrix.public_text import public_text
+from prober.matrix.store import Store
+from prober.records import Combination, Machine, NotReady, Outcome, Stage, Verdict, Verify
+from prober.trials.engine import Engine
+from prober.trials.patience import Limits
+from prober.trials.scrub import Scrubber, secrets_in
+from prober.trials.trial import Setting, attempt, log_path
+
+IDLE_SECONDS = 600.0  # to wait for a neighbour, unless told otherwise
+RETURN_SECONDS = 60.0  # to wait for a trial's own memory
+LOOK_SECONDS = 2.0  # between looks for neighbours while a trial runs
+OF_MEMORY = (
+    *(Outcome.KV_TOO_SMALL, Outcome.NO_KV_MEMORY, Outcome.DEVICE_OOM, Outcome.UNSERVABLE),
+    Outcome.SEQUENCE_SLOTS,
+)
+PREFIX = "prober-trials-"
+SETTLED_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class Station:
+    """One machine's devices, held for one search."""
+
+    engine: Engine
+    machine: Machine
+    chosen: tuple[Gpu, ...] = ()  # empty: the CPU
+    say: Callable[[str], None] = lambda _: None  # whom we wait for
+    idle_seconds: float = IDLE_SECONDS
+    return_seconds: float = RETURN_SECONDS
+    baseline: neighbours.Baseline = field(default_factory=neighbours.Baseline)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return visible_setting(self.chosen) if self.chosen else {"CUDA_VISIBLE_DEVICES": ""}
+
+    def wait_until_idle(self) -> None:
+        """Return when every GPU is at its baseline. Raises NotReady, naming who holds it, when that takes too long."""
+        if self.chosen:
+            uuids = [gpu.uuid for gpu in self.chosen]
+            earlier = self.baseline if self.baseline.used_bytes else None
+            self.baseline = neighbours.wait_until_idle(
+                _everything, uuids, earlier, limit_seconds=self.idle_seconds, report=self.say
+            )
+
+    def leaked_mib(self) -> int | None:
+        """Wait for the trial's memory to come back; return what did not, in MiB on all GPUs. None: the CPU."""
+        if not self.chosen:
+            return None
+        left = neighbours.wait_for_return(
+            _everything, self.baseline, limit_seconds=self.return_seconds, report=self.say
+        )
+        return sum(left.values()) // MIB if left else None
+
+
+def _everything() -> gpus.Inventory:
+    return gpus.inventory(None)
+
+
+@contextmanager
+def hold(
+    engine: Engine, device: str, count: int, wanted: list[str] | None, say: Callable[[str], None], idle_seconds: float
+) -> Iterator[Station]:
+    """Lease ``count`` GPUs of one type, or take the CPU where ``device`` says so. Errors: see `devices.choose`."""
+    here = gpus.inventory()
+    if _is_cpu(engine, device, here):
+        yield Station(engine, _machine(engine, "cpu", (), here), say=say)
+        return
+    with choose_and_lease(here, count, wanted) as lease:
+        yield Station(engine, _machine(engine, "cuda", lease.gpus, here), tuple(lease.gpus), say, idle_seconds)
+
+
+def machine_of(engine: Engine, device: str) -> Machine:
+    """What would be measured on, without holding anything: the CPU, or the first GPU."""
+    here = gpus.inventory()
+    if _is_cpu(engine, device, here):
+        return _machine(engine, "cpu", (), here)
+    return _machine(engine, "cuda", here.gpus[:1], here)
+
+
+def _is_cpu(engine: Engine, device: str, here: gpus.Inventory) -> bool:
+    return device == "cpu" or (device == "auto" and (engine.is_cpu_build or not here.gpus))
+
+
+def _machine(engine: Engine, device: Literal["cuda", "cpu"], chosen: Sequence[Gpu], here: gpus.Inventory) -> Machine:
+    versions = {"vllm_version": engine.vllm_version, "torch_version": engine.torch_version}
+    return gpus.machine(device, chosen, here, **versions)
+
+
+@contextmanager
+def launcher(
+    station: Station, store: Store, verify: Verify, limits: Limits
+) -> Iterator[Callable[[Combination, int | None, str, Report], Shown]]:
+    """Yield what launches one trial there and keeps its log, scrubbed. The private folder goes when the search ends."""
+    with private_folder(Path(tempfile.gettempdir())) as folder:
+
+        def launch(combination: Combination, length: int | None, tag: str, report: Report) -> Shown:
+            station.wait_until_idle()
+            scrubber = Scrubber(os.environ, secrets_in(combination.other_flags))
+            setting = Setting(station.engine, combination, verify, limits, folder, station.environment)
+            lookout = Lookout(station, report)
+            try:
+                verdict, exit_status = attempt(setting, length, tag, lookout.report)
+                verdict = lookout.judge(verdict)
+            finally:
+                _keep(scrubber, log_path(setting, tag), store.log_path(tag))
+            return Shown(published(verdict, scrubber), exit_status, station.leaked_mib())
+
+        yield launch
+
+
+class Lookout:
+    """Watches for neighbours while a trial runs: with one there, a refusal says nothing about the length."""
+
+    def __init__(self, station: Station, report: Report) -> None:
+        self._station, self._report = station, report
+        self._seen: str | None = None
+        self._next_look = time.monotonic()
+
+    def report(self, stage: Stage, age_seconds: float) -> None:
+        self._report(stage, age_seconds)
+        if time.monotonic() >= self._next_look:
+            self._look()
+
+    def judge(self, verdict: Verdict) -> Verdict:
+        self._look()
+        if self._seen is None or verdict.outcome not in OF_MEMORY:
+            return verdict
+        evidence = f"while it ran, memory was taken on {self._seen}; vLLM said: {verdict.evidence}"
+        return replace(verdict, outcome=Outcome.DEVICE_BUSY, evidence=evidence, rule="newcomer")
+
+    def _look(self) -> None:
+        if self._station.chosen and self._seen is None:
+            self._seen = neighbours.newcomers(self._station.baseline, _everything())
+        self._next_look = time.monotonic() + LOOK_SECONDS
+
+
+def _keep(scrubber: Scrubber, log: Path, kept: Path) -> None:
+    try:
+        scrubber.move(log, kept)
+    except OSError as error:
+        kept.unlink(missing_ok=True)
+        raise NotReady(f"The log {kept} cannot be written: {error.strerror}; earlier trials are intact.") from error
+
+
+@contextmanager
+def private_folder(parent: Path) -> Iterator[Path]:
+    """Yield an empty folder that only we can read, gone afterwards; those that killed probers have left go, too.
+
+    A lock says that its prober lives: it holds across containers that share the parent.
+    """
+    remove_left_over(parent)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def remove_left_over(parent: Path) -> None:
+    """Remove our own private folders whose prober is dead. A new one may not be locked yet: it is left alone."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            found = folder.lstat()
+            is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+            if is_ours and time.time() - found.st_mtime > SETTLED_SECONDS:
+                handle = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(handle)
+
+
+def published(verdict: Verdict, scrubber: Scrubber) -> Verdict:
+    """The verdict as it may be kept and shared: no secret, no path."""
+    model = verdict.figures.model
+    figures = replace(verdict.figures, model=None if model is None else public_model(model))
+    return replace(verdict, evidence=public_text(scrubber.text(verdict.evidence)), figures=figures)
