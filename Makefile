@@ -1,7 +1,7 @@
 # make probe             probe the packaged tiny model with the real vLLM (CPU where there is no NVIDIA GPU)
 # make probe MODEL=Qwen/Qwen3-8B TP=1 ARGS="--gpu-memory-utilization 0.9 -- --kv-cache-dtype fp8"
 # make test              every check and test, the real engine included
-# make test-fast         the same without the real engine
+# make test-fast         what takes under a minute: neither the real engine nor the slow tests
 
 PYTHON ?= python3
 ENGINE_PYTHON ?= .venv-engine/bin/python
@@ -18,12 +18,13 @@ probe: venv $(if $(filter .venv-engine/bin/python,$(ENGINE_PYTHON)),engine)
 	@.venv/bin/prober probe $(MODEL) --tp $(TP) --python $(ENGINE_PYTHON) --results $(RESULTS) $(ARGS)
 
 # The engine's tests come last and alone: two cores are no more than one start needs.
-test: test-fast engine
+test: check engine
 	@$(PYTHON) scripts/make_env.py engine --version 0.28.0
+	.venv/bin/pytest -m "not engine" -n 2 --dist loadgroup
 	ENGINE_PYTHON=$(abspath $(ENGINE_PYTHON)) .venv/bin/pytest -m engine
 
 test-fast: check
-	.venv/bin/pytest -m "not engine" -n 2 --dist loadgroup
+	.venv/bin/pytest -m "not engine and not slow" -n 2 --dist loadgroup
 
 check: venv
 	.venv/bin/ruff check .

@@ -11,6 +11,13 @@ import pytest
 from fake_engine import FakeEngine, Scenario, make_engine, write_model
 
 PROBER = Path(sys.executable).with_name("prober")
+# Minutes together: left out of `make test-fast`.
+SLOW = {
+    *("test_check_gpu", "test_controller_faults", "test_docs", "test_faults", "test_fleet_cluster", "test_launch"),
+    *("test_fleet_launchpads", "test_launch_tree", "test_packaging", "test_probe", "test_report_page", "test_resume"),
+    *("test_scrub", "test_store_faults", "test_trial", "test_trial_gpu", "test_trial_secrets"),
+}
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Probe = Callable[..., tuple[subprocess.CompletedProcess[str], FakeEngine]]
 
@@ -58,3 +65,9 @@ def fake_probe(tmp_path: Path, run_prober: Run) -> Probe:
         return done, engine
 
     return probe
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in SLOW:
+            item.add_marker(pytest.mark.slow)

@@ -94,7 +94,7 @@ def _gauge(run: Started, name: str) -> float:
 def test_tensor_parallel_multiplies_blocks_and_has_a_worker_a_rank(tmp_path: Path) -> None:
     with started(tmp_path, Scenario(), *length_flag(63 * 16), "--tensor-parallel-size", "2") as run:
         assert run.wait_ready().complete(63 * 16 - 1)[0] == 200
-        assert [role for role, _ in run.engine.alive()] == ["front", "EngineCore", "Worker_TP0", "Worker_TP1"]
+        assert {role for role, _ in run.engine.alive()} == {"front", "EngineCore", "Worker_TP0", "Worker_TP1"}
         run.process.send_signal(signal.SIGTERM)
         assert run.wait() == 0
         wait_until(lambda: not run.engine.alive(), what="everything dead")

@@ -219,7 +219,7 @@ def test_flags_keep_their_order_and_lose_paths_and_secrets() -> None:
         ("see https://docs.vllm.ai/en/latest/x.html", "see https://docs.vllm.ai/en/latest/x.html"),
         ("Qwen/Qwen3-8B at 3/4 of 16 GiB", "Qwen/Qwen3-8B at 3/4 of 16 GiB"),
         ("a\x1b[31mred\x00", "a�[31mred�"),
-        ("token hf_abcdefghijklmnop here", "token *** here"),
+        ("token hf_abcdefghijklmnop here", "token hf_*** here"),
     ],
 )
 def test_text_of_a_log_loses_paths_and_secrets(text: str, kept: str) -> None:
