@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+from prober import station
 from prober.axes import Axes, combinations, why_impossible
 from prober.checkpoint import is_directory, limit_beyond_default, revision_of
 from prober.controller import Listener, Task, measure
@@ -20,7 +21,6 @@ from prober.matrix.store import Store
 from prober.predict import known_lengths
 from prober.records import Bracket, Ceiling, Combination, Machine, Status, UsageError, Verify
 from prober.search import LOWEST
-from prober.trials import station
 from prober.trials.engine import Engine, inspect
 from prober.trials.launch import output_of
 from prober.trials.patience import Limits

@@ -19,12 +19,12 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
+from prober import station
 from prober.controller import Task, measure
 from prober.display import PlainDisplay
 from prober.matrix.store import Store
 from prober.records import Combination, CompileState, Outcome, Verify
 from prober.search import LOWEST
-from prober.trials import station
 from prober.trials.engine import Engine, inspect
 from prober.trials.launch import output_of
 from prober.trials.patience import Limits

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from prober.doctor import Finding, Places, State, checks, is_ready, lines, to_json
 from prober.machine.devices import MIB, Gpu, GpuProcess, Inventory
-from prober.machine.doctor import Finding, Places, State, checks, is_ready, lines, to_json
 from prober.machine.ownership import Owner
 from prober.records import NotReady
 from prober.trials.engine import Engine

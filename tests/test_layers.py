@@ -23,14 +23,14 @@ LAYERS = {
         trials.prompts
     """.split(),
     "pure": """
-        search observe flags axes margin predict checkpoint summary
+        search observe flags axes margin predict checkpoint summary scrub
         fleet.plan_table fleet.plan fleet.known_rows fleet.cells fleet.jobs fleet.placement fleet.nightly
         fleet.nightly_text fleet.openmetrics fleet.version_search
         logs.patterns logs.rules logs.marks logs.figures logs.logtext logs.needles logs.wrapped logs.startup
         logs.verdict logs.estimates logs.remedies logs.advice logs.explain logs.imported
         matrix.public_text matrix.trial_json matrix.table matrix.ceiling_row matrix.naming matrix.serve_flags
         matrix.lookup_text matrix.merge matrix.diff matrix.schema_pages
-        trials.patience trials.scrub
+        trials.patience
     """.split(),
     "effects": """
         machine.host machine.ownership machine.devices machine.gpus machine.leases machine.neighbours machine.guard
@@ -38,10 +38,8 @@ LAYERS = {
         trials.supervisor trials.launch trials.engine trials.llm_child trials.proof trials.trial
     """.split(),
     "policy": """
-        controller campaign api
-        machine.doctor
+        controller station campaign doctor api
         matrix.lookup matrix.frame
-        trials.station
     """.split(),
     "many": """
         fleet.carry fleet.drive fleet.cluster fleet.files fleet.night fleet.node fleet.node_engine

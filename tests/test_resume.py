@@ -20,7 +20,7 @@ from fake_engine import FakeEngine, Fault, FaultKind, Scenario, make_engine, wai
 from row_makers import a_row, a_trial
 
 from prober.matrix.store import Store
-from prober.trials.station import PREFIX, private_folder
+from prober.station import PREFIX, private_folder
 
 # Its estimate is wrong, so that the search takes five launches.
 LYING = Scenario(estimate_error=-300)

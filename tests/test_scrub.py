@@ -10,7 +10,7 @@ import pytest
 from bench import bench
 from fake_engine import Scenario
 
-from prober.trials.scrub import CHUNK_BYTES, KEPT_BYTES, LONGEST, Scrubber, secrets_in
+from prober.scrub import CHUNK_BYTES, KEPT_BYTES, LONGEST, Scrubber, secrets_in
 
 TESTS = Path(__file__).parent
 CORPUS = TESTS.parents[1] / "shared" / "corpus" / "lines"

@@ -180,7 +180,7 @@ from prober.display import PlainDisplay
 from prober.trials.engine import Engine
 from prober.trials.patience import Limits
 from prober.records import Combination, NotReady, Verify
-from prober.trials.station import hold, launcher
+from prober.station import hold, launcher
 from prober.matrix.store import Store
 
 model, results = sys.argv[1:]

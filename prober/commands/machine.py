@@ -21,7 +21,7 @@ def doctor(python: Path | None, results: Path, as_json: bool) -> int:
       prober doctor
       prober doctor --python /opt/vllm/bin/python
     """
-    from prober.machine import doctor as examination
+    from prober import doctor as examination
     from prober.machine import gpus
     from prober.trials import engine
     from prober.trials.launch import output_of

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from prober import __version__
+from prober import __version__, station
 from prober.campaign import row_as_written
 from prober.checkpoint import is_directory, revision_of
 from prober.controller import Launcher, Task, bracket_of, combination_key, measure
@@ -26,7 +26,6 @@ from prober.matrix.schema import Row
 from prober.matrix.store import Store
 from prober.records import Bracket, Ceiling, Machine, NotReady, ProberError, Stage, Status, Trial
 from prober.search import Try
-from prober.trials import station
 from prober.trials.engine import Engine, inspect
 from prober.trials.launch import output_of
 from prober.trials.patience import Limits

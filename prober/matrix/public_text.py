@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Iterable
 
-from prober.trials.scrub import Scrubber
+from prober.scrub import Scrubber
 
 _SECRET_FLAG = re.compile(r"^--?(?:.*[-_.])?(?:api[-_]?key|token|password|passwd|secret|key)$", re.IGNORECASE)
 _HIDDEN = "***"

@@ -22,9 +22,9 @@ from prober.matrix.ceiling_row import public_model
 from prober.matrix.public_text import public_text
 from prober.matrix.store import Store
 from prober.records import Combination, Machine, NotReady, Outcome, Stage, Verdict, Verify
+from prober.scrub import Scrubber, secrets_in
 from prober.trials.engine import Engine
 from prober.trials.patience import Limits
-from prober.trials.scrub import Scrubber, secrets_in
 from prober.trials.trial import Setting, attempt, log_path
 
 IDLE_SECONDS = 600.0  # to wait for a neighbour, unless told otherwise
