@@ -16,12 +16,12 @@ from prober.checkpoint import is_directory, limit_beyond_default, revision_of
 from prober.controller import Listener, Task, measure
 from prober.margin import recommended
 from prober.matrix.ceiling_row import row_of
-from prober.matrix.schema import Row
+from prober.matrix.schema import CeilingKind, Row
 from prober.matrix.store import Store
 from prober.predict import known_lengths
-from prober.records import Bracket, Ceiling, Combination, Machine, Status, UsageError, Verify
+from prober.records import Bracket, Ceiling, Combination, Machine, Outcome, Status, UsageError, Verify
 from prober.search import LOWEST
-from prober.trials.engine import Engine, inspect
+from prober.trials.engine import Engine, inspect, settings
 from prober.trials.launch import output_of
 from prober.trials.patience import Limits
 
@@ -123,8 +123,15 @@ def row_as_written(ceiling: Ceiling) -> Row:
         is_directory=is_directory(combination.model),
         model_revision=revision_of(combination.model, combination.model_revision),
         recommended_max_model_len=advised.length if advised else None,
+        ceiling_kind=CeilingKind.CONFIG if _is_ended_by_batch(ceiling) else None,
         notes=[*(["dummy weights"] if has_dummy_weights else []), *([advised.why] if advised else [])],
     )
+
+
+def _is_ended_by_batch(ceiling: Ceiling) -> bool:
+    """Without chunked prefill the batch, not the model, is what allows no longer length."""
+    rules = {t.verdict.rule for t in ceiling.trials if t.verdict.outcome is Outcome.OVER_MODEL_LIMIT}
+    return ceiling.status is Status.MODEL_LIMIT and rules == {"batched_tokens"}
 
 
 def _measured(wish: Wish, combination: Combination, engine: Engine, store: Store, display: Display) -> Ceiling:
@@ -138,10 +145,11 @@ def _measured(wish: Wish, combination: Combination, engine: Engine, store: Store
             low=wish.low,
             high=wish.high,
             is_fresh=wish.is_fresh,
-            limit=limit_beyond_default(combination.model),
+            limit_of=lambda: limit_beyond_default(combination.model, combination.model_revision),
+            settings=settings(),
             most_launches=wish.most_launches,
             most_seconds=wish.most_seconds,
-            pinned=revision_of(combination.model) if is_directory(combination.model) else None,
+            pinned=revision_of(combination.model, combination.model_revision),
         )
         with station.launcher(here, store, wish.verify, wish.limits) as launch:
             return measure(task, store, launch, display)

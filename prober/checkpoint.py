@@ -34,20 +34,25 @@ def attention_heads(model: str) -> int | None:
     return None
 
 
-def limit_beyond_default(model: str) -> int | None:
+def limit_beyond_default(model: str, revision: str | None = None) -> int | None:
     """Return what a LongRoPE model allows; without --max-model-len it starts at its short length. None: others."""
-    config = _config(model)
+    config = _config(model, revision)
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = scaling.get("rope_type") or scaling.get("type") if isinstance(scaling, dict) else None
     longest = config.get("max_position_embeddings")
     return longest if kind in ("longrope", "su") and isinstance(longest, int) else None
 
 
-def _config(model: str) -> dict[str, Any]:
+def _config(model: str, revision: str | None = None) -> dict[str, Any]:
     """The model's config.json, from its directory or from the Hub's cache; empty where there is none."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
-        folder = _hub_cache() / f"models--{model.replace('/', '--')}" / "snapshots" / (revision_of(model) or "none")
+        folder = (
+            _hub_cache()
+            / f"models--{model.replace('/', '--')}"
+            / "snapshots"
+            / (revision_of(model, revision) or "none")
+        )
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -6,7 +6,7 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
@@ -17,7 +17,7 @@ from prober.matrix.store import Store
 from prober.observe import observe, switches
 from prober.predict import known_lengths
 from prober.records import Bracket, Ceiling, Combination, Machine, Outcome, Stage, Status, Trial, Verdict, Verify
-from prober.search import LOWEST, Done, Reading, Space, Try, narrow
+from prober.search import LOWEST, Done, Reading, Space, Try, bracket, narrow
 
 TRIALS_LAST = timedelta(days=7)  # an older trial only hints: drivers, caches and files change unseen
 SEQUENCES_FLAG = "--max-num-seqs"
@@ -34,7 +34,10 @@ class Task:
     high: int | None = None
     is_fresh: bool = False  # recorded trials only hint
     pinned: str | None = None
-    limit: int | None = None  # the model's, where a start without a length would take a shorter one
+    # The model's own limit where a start without a length takes a shorter one; asked anew before each launch, for the
+    # configuration may only arrive with the first.
+    limit_of: Callable[[], int | None] = lambda: None
+    settings: tuple[str, ...] = ()  # NAME=value of the environment that vLLM reads
     most_launches: int | None = None  # then end with the bracket so far
     most_seconds: float | None = None  # no launch begins later
 
@@ -109,7 +112,7 @@ class _Search:
         self.task, self.store, self.launch, self.listener = task, store, launch, listener
         self.launched, self.began = launched, began
         self.combination_key = combination_key(task.combination, task.pinned)
-        self.state_key = state_key(task.machine)
+        self.state_key = state_key(task.machine, task.settings)
         since = _now() if task.is_fresh else _now() - TRIALS_LAST
         recorded = [t for t in store.trials() if self._is_same(t) and _when(t) >= since and _is_answer(t, task.verify)]
         self.trials = recorded + [t for t in launched if self._is_same(t) and t not in recorded]
@@ -117,7 +120,7 @@ class _Search:
         self.space = Space(
             task.low,
             task.high,
-            task.limit,
+            task.limit_of(),
             hints=known_lengths(rows, task.combination, task.machine),
             switches=switches(task.machine.vllm_version, task.combination.other_flags),
         )
@@ -130,13 +133,14 @@ class _Search:
             self.listener.resumed(self.trials)
         while True:
             observations = [o for t in self.trials if (o := observe(t, self.task.verify)) is not None]
+            self.space = replace(self.space, limit=self.task.limit_of())
             step = narrow(observations, self.space)
             if isinstance(step, Done):
                 return step
-            bracket = bracket_of(self.trials, self.task.verify)
+            so_far = bracket(observations, self.space)
             if (spent := self._spent()) is not None:
-                return Done(Status.INCONCLUSIVE, bracket, spent)
-            self.listener.launching(step, len(self.launched) + 1, bracket)
+                return Done(Status.INCONCLUSIVE, so_far, spent)
+            self.listener.launching(step, len(self.launched) + 1, so_far)
             self._try(step.length)
 
     def _spent(self) -> str | None:
@@ -174,21 +178,9 @@ class _Search:
             raise Lowered(figures.sequence_slots)
 
 
-def bracket_of(trials: Iterable[Trial], verify: Verify) -> Bracket:
-    """What the trials so far prove, for display; the answer is the search's."""
-    seen = [o for t in trials if (o := observe(t, verify)) is not None and o.length is not None]
-    serves = max((o.length for o in seen if o.reading is Reading.SERVES and o.length), default=None)
-    refused = min((o.length for o in seen if o.reading is Reading.TOO_LONG and o.length), default=None)
-    return Bracket(serves, refused)
-
-
 def with_sequences(combination: Combination, sequences: int) -> Combination:
-    """The same combination with ``--max-num-seqs`` set anew."""
-    flags = list(combination.other_flags)
-    if SEQUENCES_FLAG in flags:
-        at = flags.index(SEQUENCES_FLAG)
-        del flags[at : at + 2]
-    return replace(combination, other_flags=(*flags, SEQUENCES_FLAG, str(sequences)))
+    """The same combination with ``--max-num-seqs`` set anew; of a flag given twice vLLM takes the last."""
+    return replace(combination, other_flags=(*combination.other_flags, SEQUENCES_FLAG, str(sequences)))
 
 
 def combination_key(combination: Combination, pinned: str | None) -> str:
@@ -197,8 +189,9 @@ def combination_key(combination: Combination, pinned: str | None) -> str:
     return _hash({**asdict(combination), "model": model, "pinned": pinned})
 
 
-def state_key(machine: Machine) -> str:
-    return _hash(asdict(machine))
+def state_key(machine: Machine, settings: Sequence[str] = ()) -> str:
+    """The machine and whatever of the environment vLLM listens to."""
+    return _hash({**asdict(machine), "settings": sorted(settings)})
 
 
 def _is_answer(trial: Trial, verify: Verify) -> bool:

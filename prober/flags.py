@@ -69,8 +69,8 @@ def _dashed(name: str) -> str:
 
 def _refuse_owned(name: str) -> None:
     for owned, instead in OWNED.items():
-        # argparse also takes unambiguous beginnings: --max-model-l
-        if name == owned or (name.startswith("--max-mo") and owned.startswith(name)):
+        # argparse also takes unambiguous beginnings: --max-model-l, --tensor-par
+        if name == owned or (len(name) > 5 and name.startswith("--") and owned.startswith(name)):
             raise UsageError(f"{owned} is not for you to set here: {instead}.")
 
 

@@ -17,10 +17,10 @@ def observe(trial: Trial, verify: Verify) -> Observation | None:
     reading = reading_of(verdict)
     if reading is Reading.SERVES and PROVES[trial.verify] < PROVES[verify]:
         return None
-    if verdict.outcome is Outcome.UNSERVABLE and verify is not Verify.FULL:
+    if verdict.outcome is Outcome.UNSERVABLE and PROVES[trial.verify] > PROVES[verify]:
         reading = Reading.SERVES  # it started, and no more was asked for
     limit = verdict.figures.model_limit if reading is Reading.OVER_LIMIT else None
-    if trial.is_default_length:
+    if trial.is_default_length and limit is None:
         limit = trial.length  # what vLLM makes of the model's configuration, whatever became of the start
     return Observation(trial.length, reading, hints(verdict), verdict.figures.block_size, limit)
 

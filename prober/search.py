@@ -112,8 +112,7 @@ class _Known:
         self.refused = [length for length in self._lengths(Reading.TOO_LONG) if length > regime]
         self.flipped = {length for length in self.flipped if length > regime}
         self.low = max([space.low, *(length + 1 for length in self._lengths(Reading.TOO_SHORT))])
-        limits = [space.limit, *(o.limit for o in observations)]
-        self.limit = min((limit for limit in limits if limit is not None), default=None)
+        self.limit = _limit(observations, space)
         self.top = min((end for end in (self.limit, space.high) if end is not None), default=None)
         self.serves = self.served[-1] if self.served else None
         self.upper = self.refused[0] if self.refused else None
@@ -138,8 +137,8 @@ class _Known:
     def verdict(self) -> Done | None:
         if self.flipped or (self.contradicts and self.attempts[self.upper] >= ATTEMPTS):
             return self._unstable()
-        if self.contradicts:
-            return None  # `retry` settles it first
+        if self.contradicts or self._untried_regime() is not None:
+            return None  # `retry` settles the one, `next` the other
         return self._stopped() or self._closed() or self._given_up()
 
     def _stopped(self) -> Done | None:
@@ -167,7 +166,7 @@ class _Known:
 
     def _served_the_top(self) -> Done:
         if self.limit is not None and self.serves is not None and self.serves >= self.limit:
-            return Done(Status.MODEL_LIMIT, self.bracket, f"the model allows no more than {self.limit:,}")
+            return Done(Status.MODEL_LIMIT, self.bracket, f"nothing longer than {self.limit:,} is allowed")
         return Done(Status.AT_LEAST, self.bracket, f"{self.serves:,} was the longest asked for")
 
     def _nothing_fits(self) -> Done:
@@ -189,6 +188,12 @@ class _Known:
         """Lengths that are still worth a launch, downwards from the top end."""
         return (length for length in range((self.hi or 0) - 1, self.lo, -1) if length not in self.untriable)
 
+    def _untried_regime(self) -> int | None:
+        """The shortest length of a regime above what was refused: it may fit again."""
+        longest = self.serves or 0
+        starts = (end + 1 for end in self.space.switches if self.upper is not None and longest < self.upper <= end)
+        return next((n for n in starts if n not in self.attempts and n <= (self.top or n)), None)
+
     # What to try next
 
     def retry(self) -> Try | None:
@@ -202,6 +207,8 @@ class _Known:
         return None
 
     def next(self) -> Try:
+        if (start := self._untried_regime()) is not None:
+            return Try(start, "the shortest of its regime, which may fit again")
         for length, why in self._candidates():
             if length is None:
                 return Try(None, why)
@@ -251,7 +258,6 @@ class _Known:
 
     def _halves(self, lo: int, hi: int) -> Iterator[tuple[int, str]]:
         middle = (lo + hi) // 2
-        yield from ((end + 1, "the shortest of its regime") for end in self.space.switches if middle <= end)
         if self.block and self.block > 1:
             nearest = round(middle / self.block) * self.block
             for length in (nearest, nearest - self.block, nearest + self.block):
@@ -289,8 +295,21 @@ def _answers(observations: Sequence[Observation]) -> dict[int | None, Reading]:
     if Reading.SERVES in readings:
         disproved = {Reading.NO_LENGTH, Reading.WRONG}
     elif Reading.TOO_LONG in readings:
-        disproved = {Reading.WRONG}
+        disproved = {Reading.NO_LENGTH, Reading.WRONG}  # the weights had been loaded, the configuration taken
     return {length: reading for length, reading in answers.items() if reading not in disproved}
+
+
+def _limit(observations: Sequence[Observation], space: Space) -> int | None:
+    """The model's own limit: as a refusal names it, as it is known, or as a start without a length showed it."""
+    refused = [o.limit for o in observations if o.reading is Reading.OVER_LIMIT and o.limit is not None]
+    begun = [o.limit for o in observations if o.reading is not Reading.OVER_LIMIT and o.limit is not None]
+    known = begun if space.limit is None else [space.limit]
+    return min([*refused, *known], default=None)
+
+
+def bracket(observations: Sequence[Observation], space: Space) -> Bracket:
+    """What the observations prove so far."""
+    return _Known(observations, space).bracket
 
 
 def _flipped(observations: Sequence[Observation]) -> set[int]:

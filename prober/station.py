@@ -99,7 +99,13 @@ def machine_of(engine: Engine, device: str) -> Machine:
 
 
 def _is_cpu(engine: Engine, device: str, here: gpus.Inventory) -> bool:
-    return device == "cpu" or (device == "auto" and (engine.is_cpu_build or not here.gpus))
+    """A CUDA build without a GPU is no CPU engine: that machine is not ready, and choosing says why."""
+    has_no_cuda = engine.is_cpu_build or engine.torch_version is None
+    return (
+        device == "cpu"
+        or (device == "auto" and not here.gpus and has_no_cuda)
+        or (device == "auto" and engine.is_cpu_build)
+    )
 
 
 def _machine(engine: Engine, device: Literal["cuda", "cpu"], chosen: Sequence[Gpu], here: gpus.Inventory) -> Machine:
@@ -124,9 +130,18 @@ def launcher(
                 verdict = lookout.judge(verdict)
             finally:
                 _keep(scrubber, log_path(setting, tag), store.log_path(tag))
-            return Shown(published(verdict, scrubber), exit_status, station.leaked_mib())
+            leaked = station.leaked_mib()
+            return Shown(published(unless_held(verdict, leaked), scrubber), exit_status, leaked)
 
         yield launch
+
+
+def unless_held(verdict: Verdict, leaked_mib: int | None) -> Verdict:
+    """A refusal after which memory stays taken, by whomever, says nothing about the length."""
+    if not leaked_mib or verdict.outcome not in OF_MEMORY:
+        return verdict
+    evidence = f"{leaked_mib} MiB stayed taken after it by nobody that is seen; vLLM said: {verdict.evidence}"
+    return replace(verdict, outcome=Outcome.DEVICE_BUSY, evidence=evidence, rule="memory_not_back")
 
 
 class Lookout:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from prober.matrix.schema import Row
+from prober.matrix.schema import CeilingKind, Row
 from prober.matrix.serve_flags import flags
+from prober.observe import reading_of
 from prober.records import Ceiling, Combination, CompileState, Entrypoint, Outcome, Status, Trial, Verify
+from prober.search import Reading
 
 HEADLINES = {
     Status.EXACT: "proven ceiling",
@@ -70,7 +72,7 @@ def _facts(ceiling: Ceiling, row: Row) -> list[tuple[str, str]]:
         facts.append((name, f"{ceiling.bracket.serves:,}  ({PROOFS[ceiling.verify]})"))
     if ceiling.bracket.refused is not None:
         facts.append(("refused", f"{ceiling.bracket.refused:,}  ({_why_refused(ceiling)})"))
-    facts.append(("because", _because(ceiling)))
+    facts.append(("because", _because(ceiling, row)))
     if row.num_gpu_blocks and row.block_size:
         tokens = row.kv_cache_tokens or row.num_gpu_blocks * row.block_size
         facts.append(("KV cache", f"{row.num_gpu_blocks:,} blocks of {row.block_size}, {tokens:,} tokens"))
@@ -85,9 +87,9 @@ def _facts(ceiling: Ceiling, row: Row) -> list[tuple[str, str]]:
     return facts
 
 
-def _because(ceiling: Ceiling) -> str:
-    kind = {Status.EXACT: "memory: ", Status.DOES_NOT_FIT: "memory: ", Status.MODEL_LIMIT: "the model: "}
-    why = kind.get(ceiling.status, "") + ceiling.why
+def _because(ceiling: Ceiling, row: Row) -> str:
+    kind = {CeilingKind.MEMORY: "memory: ", CeilingKind.MODEL: "the model: ", CeilingKind.CONFIG: "the configuration: "}
+    why = (kind[row.ceiling_kind] if row.ceiling_kind else "") + ceiling.why
     if ceiling.status in (Status.BAD_CONFIG, Status.DOES_NOT_FIT, Status.INCONCLUSIVE) and (last := _telling(ceiling)):
         why += f"; vLLM said: {last.verdict.evidence}" if last.verdict.evidence else f"; {last.verdict.outcome}"
     return why
@@ -98,7 +100,8 @@ def _telling(ceiling: Ceiling) -> Trial | None:
 
 
 def _why_refused(ceiling: Ceiling) -> str:
-    trial = next((t for t in reversed(ceiling.trials) if t.length == ceiling.bracket.refused), None)
+    at_end = [t for t in ceiling.trials if t.length == ceiling.bracket.refused]
+    trial = next((t for t in reversed(at_end) if reading_of(t.verdict) is Reading.TOO_LONG), None)
     if trial is None:
         return "refused"
     return f"{trial.verdict.outcome}: {shorten(trial.verdict.evidence)}"
@@ -112,6 +115,8 @@ def _next_step(ceiling: Ceiling) -> str:
             return "Try more GPUs (--tp), a quantized checkpoint, or a higher --gpu-memory-utilization."
         case Status.EXACT | Status.MODEL_LIMIT | Status.AT_LEAST:
             return "Not proven to serve: run again with --verify full."
+    if ceiling.status is Status.UNSTABLE:
+        return "Run again with --fresh on an idle machine; both logs are in results/logs."
     logs = ", ".join(f"results/logs/{t.id}.log" for t in ceiling.trials[-2:])
     return f"Run the same command again to go on from here (--fresh starts anew); the last logs: {logs}"
 

@@ -65,7 +65,7 @@ def test_model_whose_limit_fits_takes_one_launch(fake_probe: Probe, tmp_path: Pa
     done, engine = fake_probe(EIGHT_MIB, limit=2048)
     assert (done.returncode, len(engine.launches())) == (0, 1)
     assert rows(tmp_path)[0]["status"] == "model_limit"
-    assert "the model allows no more than 2,048" in done.stdout
+    assert "nothing longer than 2,048 is allowed" in done.stdout
 
 
 def test_long_rope_is_asked_for_its_long_length(fake_probe: Probe, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ OTHERWISE: tuple[tuple[str, str, Outcome, Stage], ...] = (
     ("MEM_CPU", "NUMA nodes", Outcome.BAD_CONFIG, Stage.CONFIG),
     ("MEM_CPU", "Invalid environment variable", Outcome.BAD_CONFIG, Stage.CONFIG),
     ("MEM_CPU", "--block-size", Outcome.BAD_CONFIG, Stage.CONFIG),
+    ("CFG_MNBT", "is smaller than max_model_len", Outcome.OVER_MODEL_LIMIT, Stage.CONFIG),
     ("CFG_MNBT", "long_prefill_token_threshold", Outcome.TOO_SHORT, Stage.CONFIG),
     ("CFG_MAXLEN_DERIVED", "Disabling sliding window", Outcome.BAD_CONFIG, Stage.CONFIG),
     ("CFG_MAXLEN_DERIVED", "vLLM cannot currently support", Outcome.BAD_CONFIG, Stage.CONFIG),

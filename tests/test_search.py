@@ -166,6 +166,33 @@ def test_too_short_raises_the_lower_end() -> None:
     assert (done.status, done.bracket) == (Status.EXACT, Bracket(3000, 3001))
 
 
+def test_default_start_of_a_long_rope_model_is_not_its_limit() -> None:
+    """Its configuration may only be known after the first launch, which began at the short length."""
+    step = narrow([Observation(4096, Reading.SERVES, limit=4096)], Space(limit=131_072))
+    assert isinstance(step, Try)
+    assert step.length == 131_072
+
+
+def test_failed_load_after_a_refusal_for_capacity_is_no_answer() -> None:
+    """The weights had been loaded: the second failure had another cause."""
+    step = narrow(
+        [Observation(131_072, Reading.TOO_LONG, limit=131_072), Observation(60_000, Reading.NO_LENGTH)], Space()
+    )
+    assert isinstance(step, Try)
+    assert step.length == 60_000
+
+
+def test_longer_regime_is_tried_before_a_shorter_answer_stands() -> None:
+    def start(length: int | None) -> Observation:
+        n = length or 131_072
+        is_served = n <= 20_000 or 32_769 <= n <= 40_000
+        return Observation(n, Reading.SERVES if is_served else Reading.TOO_LONG, limit=131_072)
+
+    for hints in ((), (20_000,)):
+        done, _ = search(start, Space(hints=hints, switches=(32_768,)))
+        assert (done.status, done.bracket) == (Status.EXACT, Bracket(40_000, 40_001))
+
+
 @st.composite
 def truths(draw: st.DrawFn) -> tuple[int, int, Space, Engine]:
     limit = draw(st.integers(LOWEST, 2**20))

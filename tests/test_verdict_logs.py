@@ -126,3 +126,11 @@ def test_a_usage_error_is_a_bad_configuration_only_with_its_exit_status() -> Non
         reader = Reader()
         reader.feed(b"usage: serve.py [-h]\nserve.py: error: Expected a JSON object\n")
         assert conclude(reader, status).outcome is outcome
+
+
+def test_length_is_the_models_and_not_its_drafts() -> None:
+    assert classify(log("draft-model-prints")).figures.requested_max_model_len == 131_072
+
+
+def test_batch_without_chunks_names_the_longest_length() -> None:
+    assert classify(log("batch-without-chunks")).figures.model_limit == 8192

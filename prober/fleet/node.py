@@ -14,8 +14,8 @@ from pathlib import Path
 
 from prober import __version__, station
 from prober.campaign import row_as_written
-from prober.checkpoint import is_directory, revision_of
-from prober.controller import Launcher, Task, bracket_of, combination_key, measure
+from prober.checkpoint import is_directory, limit_beyond_default, revision_of
+from prober.controller import Launcher, Task, combination_key, measure
 from prober.fleet import node_engine
 from prober.fleet.carry import split, still_guiding
 from prober.fleet.cells import FleetNode
@@ -24,8 +24,10 @@ from prober.fleet.plan import EngineWish
 from prober.machine import gpus, host, neighbours
 from prober.matrix.schema import Row
 from prober.matrix.store import Store
+from prober.observe import observe
 from prober.records import Bracket, Ceiling, Machine, NotReady, ProberError, Stage, Status, Trial
-from prober.search import Try
+from prober.search import Space, Try
+from prober.search import bracket as bracket_of
 from prober.trials.engine import Engine, inspect
 from prober.trials.launch import output_of
 from prober.trials.patience import Limits
@@ -94,7 +96,13 @@ class Search:
         model = self._job.cell.combination.model
         pinned = revision_of(model) if is_directory(model) else None
         task = Task(
-            self._job.cell.combination, self._machine, self._job.verify, self._job.low, self._job.high, pinned=pinned
+            combination=self._job.cell.combination,
+            machine=self._machine,
+            verify=self._job.verify,
+            low=self._job.low,
+            high=self._job.high,
+            limit_of=lambda: limit_beyond_default(model),
+            pinned=pinned,
         )
         began = time.monotonic()
         try:
@@ -128,7 +136,8 @@ class Search:
     def _interrupted(self, task: Task, seconds: float) -> Ceiling:
         key = combination_key(task.combination, task.pinned)  # not those with fewer sequences than were asked for
         trials = tuple(trial for trial in self._own if trial.combination_key == key)
-        bracket = bracket_of(trials, task.verify)
+        observations = [o for trial in trials if (o := observe(trial, task.verify)) is not None]
+        bracket = bracket_of(observations, Space())
         return Ceiling(
             combination=task.combination,
             machine=self._machine,

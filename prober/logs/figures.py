@@ -11,7 +11,10 @@ from prober.logs.patterns import Template, numbers
 from prober.records import Figures
 
 _LARGEST_BINDS = ("weights_gib", "activation_gib", "peak_gib", "non_torch_gib", "cuda_graph_gib", "needed_gib")
-_FIRST_COUNTS = ("vllm_version", "model", "gpu_memory_utilization", "total_gib", "free_gib", "requested_max_model_len")
+_FIRST_COUNTS = (
+    *("vllm_version", "model", "gpu_memory_utilization", "total_gib", "free_gib", "requested_max_model_len"),
+    *("argument_length", "using_length", "config_length"),  # of the model; a draft model prints its own after it
+)
 _WHOLE = frozenset(field.name for field in fields(Figures) if str(field.type).startswith("int"))
 # Where a figure is printed in several ways, the first of these that is known is the one.
 _LENGTHS = ("requested_max_model_len", "argument_length", "using_length", "config_length", "concurrency_length")

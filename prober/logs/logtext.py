@@ -29,6 +29,7 @@ _PREFIX = re.compile(
             r"\s+",
             _PROCESS,
             _HEADER,
+            r"(?:\[rank\d{1,6}\]:)?(?P<glog>[IWEF])\d{4} \d\d:\d\d:\d\d[^\]\n]{1,200}\]",  # torch's own log
             r"\[rank(?P<torch_rank>\d{1,6})\]:",
             r"\[\d+,\d+\]<std(?:out|err)>:",  # mpirun
             r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]{0,12}(?:Z|[+-]\d\d:?\d\d)?\]?"
@@ -42,6 +43,7 @@ _PREFIX = re.compile(
         )
     )
 )
+_GLOG = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _JSON_TEXT = ("log", "message", "msg", "text", "textPayload", "MESSAGE", "line", "body")
 _JSON_MORE = ("exc_info", "exception", "traceback", "stack_trace", "stack")
 _JSON_LEVEL = ("level", "levelname")  # not "severity": collectors set it by stream, and vLLM refuses on stdout
@@ -135,7 +137,7 @@ def undress(text: str, level: str | None = None) -> Record:
             break
         position = match.end()
         process = match["process"] or process
-        level = match["level"] or level
+        level = match["level"] or _GLOG.get(match["glog"]) or level
         found = match["rank"] or match["torch_rank"]
         rank = int(found) if found else rank
     if rank is None and process is not None:

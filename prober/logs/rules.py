@@ -66,6 +66,16 @@ _LIMIT = _rules(
     ),
 )
 
+# Not the model's limit but the batch's, without chunked prefill; to the search it is the same: nothing longer starts.
+_BATCH_LIMIT = _rules(
+    Outcome.OVER_MODEL_LIMIT,
+    Stage.CONFIG,
+    (
+        "batched_tokens",
+        "max_num_batched_tokens ({model_limit}) is smaller than max_model_len ({requested_max_model_len})",
+    ),
+)
+
 _SLOTS = _rules(
     Outcome.SEQUENCE_SLOTS,
     Stage.CAPTURE,
@@ -128,10 +138,6 @@ _CONFIG = _rules(
     ("context_parallel", "CP not support "),
     ("data_parallel", "Invalid data-parallel launch options"),
     # batches
-    (
-        "batched_tokens",
-        "max_num_batched_tokens ({max_num_batched_tokens}) is smaller than max_model_len ({requested_max_model_len})",
-    ),
     (
         "batched_tokens",
         "max_num_batched_tokens ({max_num_batched_tokens}) must be greater than or equal to max_num_seqs ({max_num_seqs})",
@@ -309,8 +315,17 @@ _MACHINE = _rules(
     ("driver", "The NVIDIA driver on your system is too old"),
     ("driver", "CUDA driver version is insufficient for CUDA runtime version"),
     ("illegal_access", "an illegal memory access was encountered"),
-    ("no_network", "We couldn't connect to "),
     ("collective", "NCCL error"),
+)
+
+# Without a network every model looks as if it were not there.
+_NETWORK = _rules(
+    Outcome.CRASH,
+    None,
+    ("no_network", "We couldn't connect to "),
+    ("no_network", "Max retries exceeded with url"),
+    ("no_network", "NameResolutionError"),
+    ("no_network", "LocalEntryNotFoundError"),
 )
 
 # A log that holds both one of these and a refusal for capacity shows that these did no harm: they come later.
@@ -367,6 +382,7 @@ RULES: tuple[Rule, ...] = (
     *_BUSY,
     *_PROFILING,
     *_LIMIT,
+    *_BATCH_LIMIT,
     *_SLOTS,
     *_SHORT,
     *_CONFIG,
@@ -378,6 +394,7 @@ RULES: tuple[Rule, ...] = (
     *_LOAD_OOM,
     *_DEVICE_OOM,
     *_UNSERVABLE,
+    *_NETWORK,
     *_FILES,
     *_CONFIG_WRAP,
     *_MACHINE,

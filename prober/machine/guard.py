@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -78,11 +79,14 @@ class Guard:
 
 
 def memory_bytes(processes: Sequence[psutil.Process]) -> int:
-    """What these processes hold together: proportional set sizes, so that shared pages count once."""
-    total = 0
-    for process in processes:
-        try:
-            total += process.memory_full_info().pss
-        except (psutil.Error, AttributeError, OSError):
-            continue
-    return total
+    """What these processes hold together and the kernel cannot drop: their proportional shares without mapped files."""
+    return sum(_held_bytes(process) for process in processes)
+
+
+def _held_bytes(process: psutil.Process) -> int:
+    try:
+        text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
+        found = re.findall(r"^Pss_(?:Anon|Shmem):\s+(\d+) kB$", text, re.MULTILINE)
+        return 1024 * sum(map(int, found)) if found else int(process.memory_full_info().uss)
+    except (psutil.Error, AttributeError, OSError):
+        return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,10 @@ ENVIRONMENT: Mapping[str, str] = {
     "PYTHONFAULTHANDLER": "1",
 }
 NEVER_INHERITED = ("VLLM_API_KEY", "VLLM_PORT", "VLLM_LOGGING_CONFIG_PATH", "FORCE_COLOR", "PYTHONHOME", "VLLM_USE_RAY")
+
+
+# What of the user's environment changes how vLLM starts, besides what is set for every trial.
+LISTENED_TO = re.compile(r"(?:VLLM|PYTORCH|NCCL|CUDA)_(?!.*(?:KEY|TOKEN|VISIBLE_DEVICES))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,14 @@ def offline(
     """Build ``vllm.LLM`` in a child that writes what happens to ``events``, one JSON object a line."""
     command = (str(engine.python), str(LLM_CHILD), str(events), str(verify), *arguments(combination, length))
     return Start(command, environment(engine, combination, cache))
+
+
+def settings() -> tuple[str, ...]:
+    """The user's own settings that vLLM listens to, as NAME=value: with others a trial is another trial."""
+    ours = {*ENVIRONMENT, *NEVER_INHERITED, "VLLM_CACHE_ROOT"}
+    return tuple(
+        f"{name}={os.environ[name]}" for name in sorted(os.environ) if LISTENED_TO.match(name) and name not in ours
+    )
 
 
 def environment(engine: Engine, combination: Combination, cache: Path) -> dict[str, str]:

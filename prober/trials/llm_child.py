@@ -120,6 +120,7 @@ def sample(llm, say) -> None:  # type: ignore[no-untyped-def]
         "vllm:num_requests_running": "running",
         "vllm:num_requests_waiting": "waiting",
         "vllm:kv_cache_usage_perc": "kv_usage",
+        "vllm:gpu_cache_usage_perc": "kv_usage",  # its name before 0.10
     }
     while True:
         time.sleep(SAMPLE_SECONDS)

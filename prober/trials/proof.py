@@ -65,10 +65,10 @@ class Progress:
 
     def answered(self, prompt_tokens: int | None, completion_tokens: int | None, sent: int) -> None:
         """An answer counts only if all was read and a token came back: V0 answers a prompt that it ignored."""
-        if prompt_tokens not in (None, sent):
-            self.rejection = f"only {prompt_tokens} of {sent} prompt tokens were read"
-        elif completion_tokens == 0:
+        if completion_tokens == 0:
             self.rejection = EMPTY_ANSWER
+        elif prompt_tokens != sent or completion_tokens is None:
+            self.rejection = f"only {prompt_tokens} of {sent} prompt tokens were read"
         else:
             self.is_answered = True
         self.is_finished = True
