@@ -82,7 +82,7 @@ def why_impossible(combination: Combination) -> str | None:
 
 
 def _whole_number(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"--pipeline-parallel-size takes a whole number from 1, not {text!r}.")
     return int(text)
 

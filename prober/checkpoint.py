@@ -55,7 +55,7 @@ def _config(model: str, revision: str | None = None) -> dict[str, Any]:
         )
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
 

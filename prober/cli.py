@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -48,9 +49,16 @@ def main() -> NoReturn:
     except Terminated:
         _say_how_to_go_on()
         sys.exit(TERMINATED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(0)
+    except OSError as error:
+        _leave_quietly()
+        with contextlib.suppress(OSError):
+            click.echo(f"prober: {error.filename or 'output'}: {error.strerror or error}.", err=True)
+        sys.exit(3)
+
+
+def _leave_quietly() -> None:
+    """Let nothing that is still buffered raise again while the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -58,7 +66,9 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _say_how_to_go_on() -> None:
-    click.echo("prober: stopped; the trials that had ended are kept. The same command goes on from them.", err=True)
+    kept = " the trials that had ended are kept. The same command goes on from them."
+    is_search = "probe" in sys.argv or "fleet" in sys.argv
+    click.echo(f"prober: stopped;{kept}" if is_search else "prober: stopped.", err=True)
 
 
 def versions() -> str:

@@ -51,9 +51,12 @@ def parse(flags: Sequence[str]) -> Flags:
         name, has_value, value = word.partition("=")
         name = _dashed(name)
         _refuse_owned(name)
+        name = _whole(name)
         if name not in COLUMNS:
             others.append(word)
         elif name == "--enforce-eager":
+            if has_value:
+                raise UsageError("--enforce-eager is a switch and takes no value.")
             columns["compile_state"] = "eager"
         elif has_value or left:
             columns[COLUMNS[name]] = value if has_value else left.pop(0)
@@ -67,10 +70,20 @@ def _dashed(name: str) -> str:
     return name.replace("_", "-") if name.startswith("--") else name
 
 
+def _whole(name: str) -> str:
+    """The flag of a column that an unambiguous beginning stands for: --kv-cache-dt."""
+    wholes = [flag for flag in COLUMNS if len(name) > 5 and flag.startswith(name)]
+    return wholes[0] if len(wholes) == 1 else name
+
+
 def _refuse_owned(name: str) -> None:
     for owned, instead in OWNED.items():
         # argparse also takes unambiguous beginnings: --max-model-l, --tensor-par
-        if name == owned or (len(name) > 5 and name.startswith("--") and owned.startswith(name)):
+        if (
+            name == owned
+            or (owned == "-tp" and name == "-t")
+            or (len(name) > 5 and name.startswith("--") and owned.startswith(name))
+        ):
             raise UsageError(f"{owned} is not for you to set here: {instead}.")
 
 

@@ -33,7 +33,8 @@ def known_lengths(rows: Iterable[Row], combination: Combination, machine: Machin
 
 def _is_alike(row: Row, combination: Combination, machine: Machine) -> bool:
     is_same_device = (row.gpu, row.gpu_memory_mib) == (machine.gpu, machine.gpu_memory_mib)
-    return is_same_device and row.model == public_model(combination.model) and _length(row) > 0
+    is_whole = bool(row.tensor_parallel_size)
+    return is_whole and is_same_device and row.model == public_model(combination.model) and _length(row) > 0
 
 
 def _is_of(row: Row, machine: Machine) -> tuple[bool, bool]:

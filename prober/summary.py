@@ -12,6 +12,7 @@ from prober.matrix.schema import CeilingKind, Row
 from prober.matrix.serve_flags import flags
 from prober.observe import reading_of
 from prober.records import Ceiling, Combination, CompileState, Entrypoint, Outcome, Status, Trial, Verify
+from prober.scrub import Scrubber, secrets_in
 from prober.search import Reading
 
 HEADLINES = {
@@ -61,7 +62,7 @@ def describe(combination: Combination) -> str:
     if combination.compile_state is not CompileState.COLD:
         parts.append(combination.compile_state)
     if combination.other_flags:
-        parts.append(shorten(shlex.join(combination.other_flags), 60))
+        parts.append(shorten(masked(shlex.join(combination.other_flags), combination), 60))
     return ", ".join(parts)
 
 
@@ -116,9 +117,11 @@ def _next_step(ceiling: Ceiling) -> str:
         case Status.EXACT | Status.MODEL_LIMIT | Status.AT_LEAST:
             return "Not proven to serve: run again with --verify full."
     if ceiling.status is Status.UNSTABLE:
-        return "Run again with --fresh on an idle machine; both logs are in results/logs."
-    logs = ", ".join(f"results/logs/{t.id}.log" for t in ceiling.trials[-2:])
-    return f"Run the same command again to go on from here (--fresh starts anew); the last logs: {logs}"
+        return "Run again with --fresh on an idle machine; both logs are among the results."
+    if "the shortest asked for" in ceiling.why:
+        return "Ask for shorter lengths with --low."
+    logs = ", ".join(f"logs/{t.id}.log" for t in ceiling.trials[-2:])
+    return f"Run the same command again to go on from here (--fresh starts anew); the last logs, in the results: {logs}"
 
 
 def command(ceiling: Ceiling, row: Row) -> str:
@@ -130,7 +133,12 @@ def command(ceiling: Ceiling, row: Row) -> str:
         model_revision=combination.model_revision,
         other_flags=shlex.join(combination.other_flags) or None,
     )
-    return f"vllm serve {flags(own)}"
+    return masked(f"vllm serve {flags(own)}", combination)
+
+
+def masked(text: str, combination: Combination) -> str:
+    """Without the secrets that the user's own flags hold: a terminal's output ends in other logs."""
+    return Scrubber({}, secrets_in(combination.other_flags)).text(text)
 
 
 def table(answers: Sequence[tuple[Ceiling, Row]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -121,6 +122,7 @@ def running_probe(
             stderr=err,
             text=True,
             cwd=folder,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # under nohup it is ignored from birth
         )
         try:
             yield process

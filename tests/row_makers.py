@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import UTC, datetime
 from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
@@ -92,7 +93,7 @@ def a_ceiling(**changes: Any) -> Ceiling:
 
 
 _TEXT = st.one_of(st.sampled_from(HOSTILE), st.text(min_size=1, max_size=20))
-_NUMBERS = {int: st.integers(min_value=0, max_value=2**53), float: st.floats(min_value=0, allow_nan=False)}
+_NUMBERS = {int: st.integers(min_value=0, max_value=2**53), float: st.floats(0, 2**53)}
 
 
 def _field(hint: Any) -> st.SearchStrategy[Any]:
@@ -120,7 +121,7 @@ trials = st.builds(
     id=st.text(),
     combination_key=st.text(),
     state_key=st.text(),
-    length=st.one_of(st.none(), st.integers()),
+    length=st.one_of(st.none(), st.integers(min_value=0)),
     is_default_length=st.booleans(),
     verify=st.sampled_from(Verify),
     verdict=st.builds(
@@ -134,8 +135,8 @@ trials = st.builds(
         rule=st.one_of(st.none(), st.text()),
         figures=figures,
     ),
-    seconds=st.floats(allow_nan=False),
-    started_at=st.text(),
+    seconds=st.floats(0, 1e8),
+    started_at=st.datetimes(timezones=st.just(UTC)).map(datetime.isoformat),
     exit_status=st.one_of(st.none(), st.integers()),
     leaked_mib=st.one_of(st.none(), st.integers()),
     prober_version=st.text(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -48,8 +49,12 @@ def _chunks(log: BinaryIO) -> Iterator[bytes]:
 @click.option("--model-revision", help="Its commit.")
 @click.option("--tp", "tensor_parallel_size", type=click.IntRange(1), help="Tensor-parallel size.")
 @click.option("--pp", "pipeline_parallel_size", type=click.IntRange(1), help="Pipeline-parallel size.")
-@click.option("--gpu-memory-utilization", type=float, metavar="X", help="As the start was given.")
-@click.option("--date", "measured_at", metavar="YYYY-MM-DD", help="When the log was written.")
+@click.option(
+    "--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True), metavar="X", help="As the start was given."
+)
+@click.option(
+    "--date", "measured_at", callback=lambda *given: day(*given), metavar="YYYY-MM-DD", help="When the log was written."
+)
 @click.option("--vllm", "vllm_version", help="vLLM's version, where the log does not name it.")
 @click.option("--source-url", help="Where the log was published.")
 @RESULTS
@@ -66,21 +71,35 @@ def import_logs(logs: tuple[Path, ...], results: Path, **told: Any) -> int:
     from prober.logs.imported import Told, import_row, unknown
     from prober.logs.verdict import Reader
     from prober.matrix.store import Store
+    from prober.records import UsageError
 
-    store = Store(results)
+    store, skipped = Store(results), False
     for path in logs:
         reader = Reader()
         with path.open("rb") as log:
             for chunk in _chunks(log):
                 reader.feed(chunk)
         reader.finish()
-        row = import_row(reader.verdict(), Told(**told), __version__)
+        try:
+            row = import_row(reader.verdict(), Told(**told), __version__)
+        except UsageError as error:
+            click.echo(f"{path}: {error}", err=True)
+            skipped = True
+            continue
         stronger = store.put([row])
         length = row.starts_max_model_len or row.refused_max_model_len
         kind = "starts at" if row.starts_max_model_len else "refuses"
         click.echo(f"{path}: {row.model} on {row.gpu} {kind} {length:,}" if length else f"{path}: {row.model}")
         if stronger:
-            click.echo("  not kept: what was measured of the same proves more")
+            click.echo("  not kept: what stands there of the same proves more, or is newer")
         elif missing := unknown(row):
             click.echo(f"  not known, and to be told: {' '.join(missing)}")
-    return 0
+    return 1 if skipped else 0
+
+
+def day(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    """Read a date."""
+    try:
+        return None if text is None else date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a date such as 2025-07-01", context, parameter) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -49,8 +51,18 @@ def varied(context: click.Context, parameter: click.Parameter, pairs: Sequence[s
         flag, _, values = pair.partition("=")
         if not flag or not values:
             raise click.BadParameter(f"{pair!r} is not FLAG=VALUE,VALUE", context, parameter)
+        if "," in values and any(mark in values for mark in "{["):
+            raise click.BadParameter(f"{pair!r}: a comma separates values; vary one key of JSON as FLAG.KEY=V,V")
         found.append((flag if flag.startswith("-") else f"--{flag}", tuple(values.split(","))))
     return tuple(found)
+
+
+def positive(text: str) -> float:
+    """A number above 0 that is one. Raises ValueError."""
+    number = float(text)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(text)
+    return number
 
 
 def stage_limits(context: click.Context, parameter: click.Parameter, pairs: Sequence[str]) -> dict[Stage, float]:
@@ -59,7 +71,7 @@ def stage_limits(context: click.Context, parameter: click.Parameter, pairs: Sequ
     for pair in pairs:
         name, _, seconds = pair.partition("=")
         try:
-            limits[Stage(name)] = float(seconds)
+            limits[Stage(name)] = positive(seconds)
         except ValueError:
             names = ", ".join(Stage)
             raise click.BadParameter(f"{pair!r} is not STAGE=SECONDS; stages: {names}", context, parameter) from None
@@ -206,12 +218,18 @@ def _display(verify: Verify) -> Callable[[Combination], Display]:
     """A live table where stderr is a terminal, plain lines elsewhere."""
     from prober.display import LiveDisplay, PlainDisplay
 
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        return lambda combination: PlainDisplay(combination, verify, lambda line: click.echo(line, err=True))
+    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return lambda combination: PlainDisplay(combination, verify, _say)
     from rich.console import Console
 
     console = Console(stderr=True)
     return lambda combination: LiveDisplay(combination, verify, console)
+
+
+def _say(line: str) -> None:
+    """Progress is worth less than the search: a reader that has gone, or a full disk, does not end it."""
+    with contextlib.suppress(OSError):
+        click.echo(line, err=True)
 
 
 def _end_stale() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def report(results: Path, output: str | None, markdown: bool) -> int:
 def _write(target: str, text: str) -> None:
     """Replace the file in one step, so that nobody reads half a page."""
     try:
-        with click.open_file(target, "w", encoding="utf-8", atomic=True) as file:
+        is_file = not os.path.exists(target) or os.path.isfile(target)  # /dev/null must stay what it is
+        with click.open_file(target, "w", encoding="utf-8", atomic=is_file) as file:
             file.write(text)
     except OSError as error:
         raise NotReady(f"{target} cannot be written: {error.strerror or error}.") from error

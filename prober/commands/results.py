@@ -87,12 +87,12 @@ def merge(sources: tuple[Path, ...], results: Path, as_json: bool) -> int:
     from prober.matrix.merge import merged_json, render_merged
     from prober.matrix.store import Store
 
-    files = [_matrix(source) for source in sources]
     target = results / "matrix.csv"
-    if target.exists() and not any(target.samefile(file) for file in files):
-        files.append(target)
-    merged = merged_of([_rows(file) for file in files])
-    Store(results).replace_all(merged.rows)
+    theirs = [_rows(file) for file in map(_matrix, sources) if file.resolve() != target.resolve()]
+    with Store(results).exclusive() as store:  # a row that a probe writes meanwhile must not be lost
+        ours = [_rows(target)] if target.exists() else []
+        merged = merged_of([*theirs, *ours])
+        store.replace_all(merged.rows)
     click.echo(merged_json(merged) if as_json else render_merged(merged), nl=as_json)
     return 0
 

@@ -33,6 +33,9 @@ class UnreadableRow(ProberError):
     """A row of the matrix holds a value its column does not allow."""
 
 
+MOST = 2**63  # of any number in a cell; beyond it there are only mistakes
+
+
 def column(meaning: str, unit: str | None = None, *, key: bool = False, default: Any = dataclasses.MISSING) -> Any:
     """Describe one field of ``Row``; ``key`` columns together say which combination and machine the row is about."""
     return dataclasses.field(default=default, metadata={"meaning": meaning, "unit": unit, "key": key})
@@ -208,7 +211,10 @@ def _from_cell(spec: Column, cell: str) -> Any:
             raise UnreadableRow(f"The column {spec.name} is empty in a row.")
         return None
     try:
-        return spec.parse(unguard(cell))
+        value = spec.parse(unguard(cell))
+        if spec.kind != "string" and not 0 <= value < MOST:
+            raise ValueError(cell)
+        return value
     except ValueError as error:
         raise UnreadableRow(f"The column {spec.name} does not allow {cell!r}.") from error
 

@@ -70,7 +70,10 @@ def _words(row: Row) -> list[str]:
         ("--kv-cache-dtype", row.kv_cache_dtype),
     ]
     words = [word for name, value in settings if value is not None for word in (name, str(value))]
-    others = shlex.split(row.other_flags or "")
+    try:
+        others = shlex.split(row.other_flags or "")
+    except ValueError as error:
+        raise Unproven(f"A shell cannot split this row's further flags ({error}): {row.other_flags}") from error
     if row.compile_state is CompileState.EAGER and "--enforce-eager" not in others:
         words.append("--enforce-eager")
     return words + others

@@ -126,6 +126,12 @@ class Store:
             self._replace(render(records.values()))
         return left_out
 
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[Store]:
+        """Let nobody else write the folder meanwhile: read, decide and replace in one step."""
+        with self._locked():
+            yield self
+
     def replace_all(self, rows: Iterable[Row]) -> None:
         """Make the matrix hold exactly these rows (after a merge). The caller answers for what is dropped."""
         text = render(map(record_of, rows))
@@ -196,20 +202,21 @@ class Store:
         return list(standing.values())
 
     def _replace(self, text: str) -> None:
-        draft = self.matrix_path.with_name("matrix.csv.draft")
+        target = self.matrix_path.resolve()  # a link stays a link
+        draft = target.with_name("matrix.csv.draft")
         try:
             _write(draft, text.encode())
-            os.replace(draft, self.matrix_path)
+            os.replace(draft, target)
         except OSError:
             draft.unlink(missing_ok=True)
             raise
-        _sync_folder(self.folder)
+        _sync_folder(target.parent)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         with self._disk():
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.folder / ".lock", timeout=_LOCK_SECONDS)
+            lock = FileLock(self.folder / ".lock", timeout=_LOCK_SECONDS, is_singleton=True)
             try:
                 lock.acquire(poll_interval=_POLL_SECONDS)
             except Timeout as error:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from datetime import datetime
 from enum import Enum
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from prober.records import Trial
+
+LONGEST_SECONDS = 1e9
 
 
 def dump_trial(trial: Trial) -> str:
@@ -26,6 +29,10 @@ def load_trial(line: str) -> Trial:
         trial: Trial = _build(Trial, json.loads(line))
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a trial: {error}") from error
+    if datetime.fromisoformat(trial.started_at).tzinfo is None:
+        raise ValueError("not a trial: started_at has no time zone")
+    if not 0 <= trial.seconds < LONGEST_SECONDS or (trial.length is not None and trial.length < 0):
+        raise ValueError("not a trial: a number is out of range")
     return trial
 
 
