@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import uuid
 from pathlib import Path
 
 import psutil
@@ -132,13 +133,13 @@ def test_refused_trial_is_over_within_three_seconds_and_leaves_nothing(tmp_path:
     combination = Combination(
         str(TINY), compile_state=CompileState.EAGER, other_flags=(*FLAGS, *kv(8)), entrypoint=Entrypoint.SERVE
     )
-    engine = inspect(PYTHON, output_of)
+    engine, tag = inspect(PYTHON, output_of), f"refused-{uuid.uuid4()}"  # other tests' trials run beside it
     setting = Setting(engine, combination, Verify.FULL, Limits(), tmp_path, {})
     seen: list[float] = []
     finished = threading.Event()
 
     def watch() -> None:
-        log = log_path(setting, "t1")
+        log = log_path(setting, tag)
         while not finished.wait(0.02):
             if log.exists() and b"To serve at least one request" in log.read_bytes():
                 seen.append(time.monotonic())
@@ -146,13 +147,13 @@ def test_refused_trial_is_over_within_three_seconds_and_leaves_nothing(tmp_path:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    verdict, _ = attempt(setting, 3969, "t1", lambda stage, age: None)
+    verdict, _ = attempt(setting, 3969, tag, lambda *_: None)
     over = time.monotonic()
     finished.set()
     watcher.join()
     assert (verdict.outcome, verdict.figures.estimated_max_len) == (Outcome.KV_TOO_SMALL, 3968)
     assert over - seen[0] < 3.0
-    assert not [p.pid for p in psutil.process_iter() if _tag(p) == "t1"]
+    assert not [p.pid for p in psutil.process_iter() if _tag(p) == tag]
 
 
 def _tag(process: psutil.Process) -> str | None:
