@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from prober.trials.patience import Limits
 from prober.trials.trial import Setting, attempt, log_path
 
 PROBER = Path(sys.executable).with_name("prober")
+# A trial's end ends whatever carries its tag, anywhere on the machine: beside us other workers run trials of theirs.
+TRIAL = f"trial-{uuid.uuid4()}"
 QUICK = Limits(dict.fromkeys(Stage, 1.5))  # seconds without progress; the fake takes none
 
 
@@ -34,7 +37,7 @@ class Bench:
     def attempt(
         self,
         length: int | None = 64,
-        tag: str = "t1",
+        tag: str = TRIAL,
         guard: Guard | None = None,
         report: Callable[[Stage, float], None] = lambda *_: None,
     ) -> tuple[Verdict, int | None]:
@@ -44,7 +47,7 @@ class Bench:
         assert self.engine.alive() == ()
         return shown
 
-    def log(self, tag: str = "t1") -> bytes:
+    def log(self, tag: str = TRIAL) -> bytes:
         path = log_path(self.setting, tag)
         return path.read_bytes() if path.exists() else b""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import QUICK, bench
+from bench import QUICK, TRIAL, bench
 from fake_engine import Fault, FaultKind, Scenario
 
 from prober.observe import reading_of
@@ -23,6 +23,9 @@ from prober.trials.trial import log_path
 LLM = Entrypoint.LLM
 TOO_LONG = 5000  # of 32 blocks of 16
 F = FaultKind
+
+
+DECIDED_BY_LOG = (Outcome.BAD_CONFIG, Outcome.KV_TOO_SMALL, Outcome.NO_KV_MEMORY, Outcome.OVER_MODEL_LIMIT)
 
 
 @dataclass(frozen=True)
@@ -174,9 +177,10 @@ def test_fault(row: Row, tmp_path: Path) -> None:
         f"{verdict.outcome} {verdict.stage} {status} {verdict.evidence[:120]}"
     )
     assert row.says in verdict.evidence
-    assert row.status in (..., status)
+    # Whether it ends by itself before we end it is a matter of milliseconds where the log already tells.
+    assert row.status in (..., status) or (status is None and verdict.outcome in DECIDED_BY_LOG)
     assert verdict.evidence
-    log = log_path(trial.setting, "t1")
+    log = log_path(trial.setting, TRIAL)
     assert log.stat().st_size, "the log is kept"
     assert time.monotonic() - began < 25
     if row.outcome is Outcome.TIMEOUT:

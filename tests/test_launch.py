@@ -20,13 +20,14 @@ from fake_engine import wait_until
 
 from prober.trials.launch import Launch, output_of
 
+TAG = f"trial-{uuid.uuid4()}"  # an end ends whatever carries its tag: beside us another worker runs these tests
 SHM = Path("/dev/shm")
 
 
 @contextmanager
 def launched(folder: Path, code: str, *words: str) -> Iterator[Launch]:
     command = [sys.executable, "-c", code, *words]
-    with Launch(command, os.environ, folder / "log", "tag") as launch:
+    with Launch(command, os.environ, folder / "log", TAG) as launch:
         yield launch
 
 
@@ -70,7 +71,7 @@ def test_both_streams_go_to_the_log_and_nothing_is_read_from_us(tmp_path: Path) 
 
 
 def test_a_command_that_cannot_be_run_says_so_in_the_log(tmp_path: Path) -> None:
-    with Launch(["/no/such/program"], os.environ, tmp_path / "log", "tag") as launch:
+    with Launch(["/no/such/program"], os.environ, tmp_path / "log", TAG) as launch:
         assert ended(launch) == 127
     assert log(tmp_path) == "prober: cannot run /no/such/program: No such file or directory\n"
 

@@ -93,7 +93,7 @@ def test_older_versions_give_a_proven_ceiling_too(fake_probe: Probe, version: st
     done, engine = fake_probe(scenario)
     assert done.returncode == 0, done.stderr
     assert f"{scenario.ceiling():,}  (a request of exactly that length was answered)" in done.stdout
-    assert len(engine.launches()) <= 6
+    assert len(engine.launches()) <= 7  # 0.8 and 0.10 may be V0: one launch looks beyond 32,768
 
 
 def test_start_alone_proves_no_ceiling(fake_probe: Probe, tmp_path: Path) -> None:
