@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench import Bench, bench
+from bench import TRIAL, Bench, bench
 from fake_engine import Scenario
 
 from prober.records import CompileState, Entrypoint, Outcome, Stage, Verdict, Verify
@@ -71,7 +71,7 @@ def test_cold_starts_find_an_empty_cache_and_warm_ones_what_the_first_left(tmp_p
 def test_only_the_log_stays(tmp_path: Path) -> None:
     trial = bench(tmp_path, Scenario())
     trial.attempt(64)
-    assert sorted(path.name for path in trial.setting.folder.iterdir()) == ["cache", "t1.log"]
+    assert sorted(path.name for path in trial.setting.folder.iterdir()) == ["cache", f"{TRIAL}.log"]
     assert sorted(path.name for path in (trial.setting.folder / "cache").iterdir()) == ["modelinfos"]
 
 
