@@ -61,9 +61,13 @@ def describe(combination: Combination) -> str:
         parts.append("vllm.LLM")
     if combination.compile_state is not CompileState.COLD:
         parts.append(combination.compile_state)
-    if combination.other_flags:
-        parts.append(shorten(masked(shlex.join(combination.other_flags), combination), 60))
     return ", ".join(parts)
+
+
+def describe_with_flags(combination: Combination) -> str:
+    """The same with vLLM's further flags: where several combinations stand side by side."""
+    flags = masked(shlex.join(combination.other_flags), combination)
+    return ", ".join(filter(None, (describe(combination), shorten(flags, 60))))
 
 
 def _facts(ceiling: Ceiling, row: Row) -> list[tuple[str, str]]:
@@ -147,7 +151,7 @@ def table(answers: Sequence[tuple[Ceiling, Row]]) -> str:
     for ceiling, row in answers:
         numbers = (row.max_model_len, ceiling.bracket.refused, ceiling.launches)
         cells = ("" if number is None else f"{number:,}" for number in numbers)
-        lines.append([describe(ceiling.combination), str(ceiling.status), *cells])
+        lines.append([describe_with_flags(ceiling.combination), str(ceiling.status), *cells])
     first, second, *rest = (max(map(len, column)) for column in zip(*lines, strict=True))
     return "\n".join(
         "  ".join([name.ljust(first), status.ljust(second), *map(str.rjust, numbers, rest)])

@@ -205,12 +205,12 @@ def probe(model: str, vllm_flags: tuple[str, ...], as_json: bool, **options: Any
 
 def _plan_table(cells: list[Cell]) -> str:
     """One line a combination, then the sum."""
-    from prober.summary import describe
+    from prober.summary import describe_with_flags
 
     lines = []
     for cell in cells:
         expected = f"impossible: {cell.impossible}" if cell.impossible else f"about {cell.launches} launches"
-        lines.append(f"{describe(cell.combination)}: {expected}")
+        lines.append(f"{describe_with_flags(cell.combination)}: {expected}")
     return "\n".join([*lines, f"{len(cells)} combinations, about {sum(cell.launches for cell in cells)} launches"])
 
 
