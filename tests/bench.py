@@ -100,6 +100,12 @@ def bystander(**environment: str) -> Iterator[subprocess.Popen[bytes]]:
         process.stdout.close()
 
 
+def _hear_signals() -> None:
+    """Under nohup, or in the background of a script, these are ignored from birth."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @contextmanager
 def running_probe(
     folder: Path,
@@ -125,7 +131,7 @@ def running_probe(
             stderr=err,
             text=True,
             cwd=folder,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # under nohup it is ignored from birth
+            preexec_fn=_hear_signals,
         )
         try:
             yield process

@@ -126,7 +126,7 @@ def write_model(directory: Path, max_position_embeddings: int = 131_072, **confi
     return directory
 
 
-def wait_until(is_true: Callable[[], object], seconds: float = 10.0, what: str = "") -> None:
+def wait_until(is_true: Callable[[], object], seconds: float = 30.0, what: str = "") -> None:
     """Poll until it holds; fail the test when it does not within the time."""
     deadline = time.monotonic() + seconds
     while not is_true():

@@ -169,7 +169,7 @@ def test_terminated_driver_ends_every_trial_on_every_node(
         driver.send_signal(signal.SIGTERM)
         driver.communicate(timeout=60)
     assert driver.returncode == 143
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 90
     assert engine.alive() == ()
 
 
