@@ -159,7 +159,7 @@ def test_help_of_every_command_needs_neither_engine_nor_extras(bare: Bare) -> No
 def test_the_wheel_looks_up_and_explains_without_an_engine(bare: Bare) -> None:
     found = bare.run("lookup", "tiny-llama", "--flags", "--results", ROOT / "results")
     assert found.returncode == 0, found.stderr
-    assert "--max-model-len 3968" in found.stdout
+    assert "--max-model-len 32640" in found.stdout
     log = next(ROOT.glob("tests/logs/v1-parent-wraps*")).read_text()
     explained = bare.run("explain", stdin=log)
     assert explained.returncode == 0, explained.stderr
