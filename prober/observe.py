@@ -84,9 +84,11 @@ def _from_blocks(figures: Figures, has_served: bool) -> tuple[int, ...]:
     if not (figures.gpu_blocks and figures.block_size):
         return ()
     usable, whole = (blocks * figures.block_size for blocks in (figures.gpu_blocks - 1, figures.gpu_blocks))
-    tokens = figures.kv_cache_tokens
-    if tokens and abs(tokens - whole) >= figures.block_size:
-        # A hybrid model's groups share the blocks; since 0.20.1 the log counts what full requests find room for.
+    tokens, length = figures.kv_cache_tokens, figures.requested_max_model_len or whole
+    # Since 0.20.1 the log counts requests of this length and multiplies: a last block that is not full counts less.
+    as_counted = figures.gpu_blocks * length / -(-length // figures.block_size)
+    if tokens and min(abs(tokens - whole), abs(tokens - as_counted)) >= figures.block_size:
+        # A hybrid model's groups share the blocks: only the log knows what requests find room for.
         return (tokens // figures.block_size * figures.block_size,)
     lengths = (usable, usable + 1, whole) if has_served else (usable + 1, usable)
     return tuple(length for length in lengths if length > 1)

@@ -57,6 +57,12 @@ def test_blocks_of_a_start_suggest_the_ceiling() -> None:
     assert fitted is not None
     assert stuck is not None
     assert hybrid is not None
+    counted = trial(
+        Outcome.FITS, gpu_blocks=8192, block_size=128, kv_cache_tokens=1_017_068, requested_max_model_len=4097
+    )
+    odd = observe(counted, Verify.FULL)
+    assert odd is not None
+    assert odd.hints[0] == 8191 * 128, "a last block that is not full makes no hybrid"
     assert (fitted.hints[0], stuck.hints[0], hybrid.hints) == (3968, 3969, (49_408,))
 
 
