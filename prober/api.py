@@ -118,7 +118,7 @@ def probe(
         (tensor_parallel_size,),
         (gpu_memory_utilization,),
         entrypoint=entrypoint,
-        compile_state=compile_state,
+        compile_states=(compile_state,),
         vllm_flags=tuple(vllm_flags),
     )
     wish = Wish(

@@ -21,7 +21,7 @@ class Axes:
     kv_cache_dtypes: tuple[str | None, ...] = (None,)
     varied: tuple[tuple[str, tuple[str, ...]], ...] = ()  # further vLLM flags, each with its values
     entrypoint: Entrypoint = Entrypoint.SERVE
-    compile_state: CompileState = CompileState.COLD
+    compile_states: tuple[CompileState, ...] = (CompileState.COLD,)
     vllm_flags: tuple[str, ...] = ()
 
 
@@ -36,9 +36,17 @@ def combinations(axes: Axes) -> list[Combination]:
     for varied in itertools.product(*choices):
         given = flags.parse([*axes.vllm_flags, *_words(varied)])
         first = _first(axes, given)
-        inner = itertools.product(axes.tensor_parallel_sizes, _dtypes(axes, first), axes.utilizations)
-        for size, dtype, share in inner:
-            found.append(replace(first, tensor_parallel_size=size, kv_cache_dtype=dtype, gpu_memory_utilization=share))
+        sizes, dtypes, shares = axes.tensor_parallel_sizes, _dtypes(axes, first), axes.utilizations
+        for size, dtype, state, share in itertools.product(sizes, dtypes, _states(axes, given), shares):
+            found.append(
+                replace(
+                    first,
+                    tensor_parallel_size=size,
+                    kv_cache_dtype=dtype,
+                    compile_state=state,
+                    gpu_memory_utilization=share,
+                )
+            )
     return found
 
 
@@ -60,7 +68,6 @@ def _first(axes: Axes, given: flags.Flags) -> Combination:
         kv_cache_dtype=given.columns.get("kv_cache_dtype"),
         model_revision=given.columns.get("model_revision"),
         entrypoint=axes.entrypoint,
-        compile_state=CompileState(given.columns.get("compile_state", axes.compile_state)),
         other_flags=given.others,
     )
 
@@ -71,6 +78,12 @@ def _dtypes(axes: Axes, first: Combination) -> Sequence[str | None]:
     if first.kv_cache_dtype is not None:
         raise UsageError("--kv-cache-dtype is given twice: before and after --.")
     return axes.kv_cache_dtypes
+
+
+def _states(axes: Axes, given: flags.Flags) -> Sequence[CompileState]:
+    """--enforce-eager among vLLM's own flags says it, too."""
+    said = given.columns.get("compile_state")
+    return axes.compile_states if said is None else (CompileState(said),)
 
 
 def why_impossible(combination: Combination) -> str | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -19,15 +20,19 @@ from prober.matrix.ceiling_row import row_of
 from prober.matrix.schema import CeilingKind, Row
 from prober.matrix.store import Store
 from prober.predict import known_lengths
-from prober.records import Bracket, Ceiling, Combination, Machine, Outcome, Status, UsageError, Verify
-from prober.search import LOWEST
+from prober.records import Bracket, Ceiling, Combination, Machine, NotReady, Outcome, Status, UsageError, Verify
+from prober.search import LOWEST, Strategy
 from prober.trials.engine import Engine, inspect, settings
 from prober.trials.launch import output_of
 from prober.trials.patience import Limits
 
 USUAL_LAUNCHES = 3
 KNOWN_LAUNCHES = 2
+QUICK_LAUNCHES = 1
 DUMMY_WEIGHTS = ("--load-format", "dummy")
+# vLLM's own switch for lengths beyond the model's limit (envs.py).
+BEYOND_LIMIT = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+BEYOND_LIMIT_NOTE = "beyond the model's own limit its answers may be wrong: VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,10 @@ class Wish:
     high: int | None = None
     verify: Verify = Verify.FULL
     is_fresh: bool = False
+    is_certifying: bool = False  # prove known rows anew; what has none is a mistake
+    strategy: Strategy = Strategy.HINTS
+    reserve_mib: int | None = None
+    is_beyond_limit: bool = False
     most_launches: int | None = None
     most_seconds: float | None = None
     wait_seconds: float = station.IDLE_SECONDS
@@ -77,6 +86,7 @@ def plan(wish: Wish) -> list[Cell]:
     for combination in _checked(wish):
         impossible = why_impossible(combination)
         expected = KNOWN_LAUNCHES if known_lengths(rows, combination, here) else USUAL_LAUNCHES
+        expected = QUICK_LAUNCHES if wish.strategy is Strategy.QUICK else expected
         cells.append(Cell(combination, 0 if impossible else expected, impossible))
     return cells
 
@@ -90,6 +100,8 @@ def probe(wish: Wish, display_of: Callable[[Combination], Display]) -> Iterator[
     store = Store(wish.results)
     store.check_writable()
     engine = inspect(wish.python, output_of)
+    if wish.is_certifying:
+        _refuse_unknown(cells, store.rows(), station.machine_of(engine, wish.device))
     for combination in cells:
         impossible = why_impossible(combination)
         if impossible:
@@ -105,7 +117,15 @@ def probe(wish: Wish, display_of: Callable[[Combination], Display]) -> Iterator[
 def _checked(wish: Wish) -> list[Combination]:
     if wish.high is not None and wish.high < wish.low:
         raise UsageError(f"--high {wish.high} is below --low {wish.low}.")
+    if wish.is_beyond_limit and wish.high is None:
+        raise UsageError("--beyond-model-limit needs --high: nothing else ends the search.")
     return combinations(wish.axes)
+
+
+def _refuse_unknown(cells: Iterable[Combination], rows: Sequence[Row], here: Machine) -> None:
+    for combination in cells:
+        if not known_lengths(rows, combination, here):
+            raise UsageError(f"There is no row of {combination.model} on {here.gpu} to certify: leave --certify out.")
 
 
 def _closed(combination: Combination, machine: Machine, why: str) -> Ceiling:
@@ -118,13 +138,15 @@ def row_as_written(ceiling: Ceiling) -> Row:
     """The row of a measured ceiling, with what the files at hand and the rules of thumb add to it."""
     combination, advised = ceiling.combination, recommended(ceiling)
     has_dummy_weights = any(pair == DUMMY_WEIGHTS for pair in itertools.pairwise(combination.other_flags))
+    is_beyond_limit = any(f"{name}={value}" in ceiling.settings for name, value in BEYOND_LIMIT.items())
+    notes = [("dummy weights", has_dummy_weights), (BEYOND_LIMIT_NOTE, is_beyond_limit)]
     return row_of(
         ceiling,
         is_directory=is_directory(combination.model),
         model_revision=revision_of(combination.model, combination.model_revision),
         recommended_max_model_len=advised.length if advised else None,
         ceiling_kind=CeilingKind.CONFIG if _is_ended_by_batch(ceiling) else None,
-        notes=[*(["dummy weights"] if has_dummy_weights else []), *([advised.why] if advised else [])],
+        notes=[*(note for note, is_true in notes if is_true), *([advised.why] if advised else [])],
     )
 
 
@@ -137,19 +159,27 @@ def _is_ended_by_batch(ceiling: Ceiling) -> bool:
 def _measured(wish: Wish, combination: Combination, engine: Engine, store: Store, display: Display) -> Ceiling:
     count = combination.tensor_parallel_size * combination.pipeline_parallel_size
     wanted = None if wish.gpus is None else list(wish.gpus)
+    limit_of = partial(limit_beyond_default, combination.model, combination.model_revision)
+    added = BEYOND_LIMIT if wish.is_beyond_limit else {}
     with station.hold(engine, wish.device, count, wanted, display.say, wish.wait_seconds) as here:
+        at_rest = here.at_rest_mib()
+        if wish.reserve_mib is not None and at_rest is None:
+            raise NotReady("--reserve-mib: no device here tells how much of its memory is free.")
         task = Task(
             combination=combination,
             machine=here.machine,
             verify=wish.verify,
             low=wish.low,
             high=wish.high,
-            is_fresh=wish.is_fresh,
-            limit_of=lambda: limit_beyond_default(combination.model, combination.model_revision),
-            settings=settings(),
+            is_fresh=wish.is_fresh or wish.is_certifying,
+            limit_of=(lambda: None) if wish.is_beyond_limit else limit_of,
+            settings=settings(added),
+            strategy=wish.strategy,
+            reserve_mib=wish.reserve_mib,
+            at_rest_mib=at_rest,
             most_launches=wish.most_launches,
             most_seconds=wish.most_seconds,
             pinned=revision_of(combination.model, combination.model_revision),
         )
-        with station.launcher(here, store, wish.verify, wish.limits) as launch:
+        with station.launcher(here, store, wish.verify, wish.limits, added) as launch:
             return measure(task, store, launch, display)

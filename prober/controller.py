@@ -13,13 +13,16 @@ from typing import Protocol
 
 from prober import __version__
 from prober.matrix.ceiling_row import public_model
+from prober.matrix.naming import version_order
 from prober.matrix.store import Store
 from prober.observe import observe, switches
 from prober.predict import known_lengths
 from prober.records import Bracket, Ceiling, Combination, Machine, Outcome, Stage, Status, Trial, Verdict, Verify
-from prober.search import LOWEST, Done, Reading, Space, Try, bracket, narrow
+from prober.search import AUTO, LOWEST, Done, Reading, Space, Strategy, Try, bracket, narrow
 
 TRIALS_LAST = timedelta(days=7)  # an older trial only hints: drivers, caches and files change unseen
+AT_REST_TOLERANCE_MIB = 256  # drivers and desktops move by about that much
+AUTO_SINCE = (0, 14)  # --max-model-len auto
 SEQUENCES_FLAG = "--max-num-seqs"
 
 
@@ -38,21 +41,26 @@ class Task:
     # configuration may only arrive with the first.
     limit_of: Callable[[], int | None] = lambda: None
     settings: tuple[str, ...] = ()  # NAME=value of the environment that vLLM reads
+    strategy: Strategy = Strategy.HINTS
+    reserve_mib: int | None = None  # device memory that must stay free for a length to count
+    at_rest_mib: int | None = None  # device memory in use now, on all devices of the machine's set
     most_launches: int | None = None  # then end with the bracket so far
     most_seconds: float | None = None  # no launch begins later
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a launch showed; memory in MiB that did not come back to the devices afterwards, None: not told."""
+    """What a launch showed, and the devices' memory before, while and after it ran (see `Trial`); None: not told."""
 
     verdict: Verdict
     exit_status: int | None = None
     leaked_mib: int | None = None
+    least_free_mib: int | None = None
+    at_rest_mib: int | None = None
 
 
 Report = Callable[[Stage, float], None]
-# Launch the combination once: length (None: the model's limit), trial id, where to report stage and age.
+# Launch once: the combination, its length (None: the model's limit, AUTO: vLLM's choice), trial id, where to report.
 Launcher = Callable[[Combination, int | None, str, Report], Shown]
 
 
@@ -100,6 +108,8 @@ def measure(task: Task, store: Store, launch: Launcher, listener: Listener) -> C
             seconds=time.monotonic() - began if launched else sum(t.seconds for t in search.trials),
             launches=len({t.id for t in [*search.trials, *launched]}),
             measured_at=_now().isoformat(timespec="seconds") if launched else _last_start(search.trials),
+            reserve_mib=task.reserve_mib,
+            settings=task.settings,
         )
 
 
@@ -112,9 +122,11 @@ class _Search:
         self.task, self.store, self.launch, self.listener = task, store, launch, listener
         self.launched, self.began = launched, began
         self.combination_key = combination_key(task.combination, task.pinned)
-        self.state_key = state_key(task.machine, task.settings)
+        self.state_key = state_key(task.machine, task.settings, task.reserve_mib)
         since = _now() if task.is_fresh else _now() - TRIALS_LAST
-        recorded = [t for t in store.trials() if self._is_same(t) and _when(t) >= since and _is_answer(t, task.verify)]
+        same = [t for t in store.trials() if self._is_same(t) and _when(t) >= since]
+        self.lowered = next((t.verdict.figures.sequence_slots for t in reversed(same) if _wants_fewer(t)), None)
+        recorded = [t for t in same if _is_answer(t, task.verify)]
         self.trials = recorded + [t for t in launched if self._is_same(t) and t not in recorded]
         rows = store.rows()
         self.space = Space(
@@ -123,12 +135,22 @@ class _Search:
             task.limit_of(),
             hints=known_lengths(rows, task.combination, task.machine),
             switches=switches(task.machine.vllm_version, task.combination.other_flags),
+            strategy=task.strategy,
+            has_auto=version_order(task.machine.vllm_version or "0")[:2] >= AUTO_SINCE,
         )
 
     def _is_same(self, trial: Trial) -> bool:
-        return (trial.combination_key, trial.state_key) == (self.combination_key, self.state_key)
+        keys = (trial.combination_key, trial.state_key)
+        return keys == (self.combination_key, self.state_key) and self._is_rest_alike(trial)
+
+    def _is_rest_alike(self, trial: Trial) -> bool:
+        """A neighbour that came or went between them changes what a length needs."""
+        then, now = trial.at_rest_mib, self.task.at_rest_mib
+        return then is None or now is None or abs(then - now) <= AT_REST_TOLERANCE_MIB
 
     def run(self) -> Done:
+        if self.lowered:  # known from an earlier run
+            raise Lowered(self.lowered)
         if self.trials:
             self.listener.resumed(self.trials)
         while True:
@@ -160,7 +182,7 @@ class _Search:
             id=tag,
             combination_key=self.combination_key,
             state_key=self.state_key,
-            length=figures.requested_max_model_len if length is None else length,
+            length=figures.requested_max_model_len if length in (None, AUTO) else length,
             is_default_length=length is None,
             verify=self.task.verify,
             verdict=shown.verdict,
@@ -168,14 +190,17 @@ class _Search:
             started_at=started.isoformat(timespec="seconds"),
             exit_status=shown.exit_status,
             leaked_mib=shown.leaked_mib,
+            least_free_mib=shown.least_free_mib,
+            reserve_mib=self.task.reserve_mib,
+            at_rest_mib=shown.at_rest_mib,
             prober_version=__version__,
         )
         self.store.append(trial)
         self.trials.append(trial)
         self.launched.append(trial)
         self.listener.finished(trial)
-        if shown.verdict.outcome is Outcome.SEQUENCE_SLOTS and figures.sequence_slots:
-            raise Lowered(figures.sequence_slots)
+        if _wants_fewer(trial):
+            raise Lowered(figures.sequence_slots or 1)
 
 
 def with_sequences(combination: Combination, sequences: int) -> Combination:
@@ -189,9 +214,14 @@ def combination_key(combination: Combination, pinned: str | None) -> str:
     return _hash({**asdict(combination), "model": model, "pinned": pinned})
 
 
-def state_key(machine: Machine, settings: Sequence[str] = ()) -> str:
-    """The machine and whatever of the environment vLLM listens to."""
-    return _hash({**asdict(machine), "settings": sorted(settings)})
+def state_key(machine: Machine, settings: Sequence[str] = (), reserve_mib: int | None = None) -> str:
+    """The machine, whatever of the environment vLLM listens to, and what had to stay free."""
+    demanded = {} if reserve_mib is None else {"reserve_mib": reserve_mib}
+    return _hash({**asdict(machine), "settings": sorted(settings), **demanded})
+
+
+def _wants_fewer(trial: Trial) -> bool:
+    return trial.verdict.outcome is Outcome.SEQUENCE_SLOTS and bool(trial.verdict.figures.sequence_slots)
 
 
 def _is_answer(trial: Trial, verify: Verify) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from prober.observe import observe
+from prober.observe import leaves_too_little, observe
 from prober.records import Bracket, Combination, Outcome, Stage, Trial, Verify
-from prober.search import Reading, Try
+from prober.search import AUTO, Reading, Try
 from prober.summary import describe, duration, shorten
 
 if TYPE_CHECKING:
@@ -30,7 +30,17 @@ REMIND_SECONDS = 60.0  # plain output: a sign of life while a stage lasts
 
 
 def tokens(length: int | None) -> str:
+    if length == AUTO:
+        return "vLLM's choice"
     return "the model's limit" if length is None else f"{length:,}"
+
+
+def time_left(step: Try, took: Sequence[float]) -> str:
+    """Say how long the search will still take, as far as the launches so far tell; nothing before the first."""
+    if not took:
+        return ""
+    seconds = step.left * sum(took) / len(took)
+    return f", about {duration(seconds)} left"
 
 
 def bracket_words(bracket: Bracket) -> str:
@@ -46,6 +56,8 @@ def result_words(trial: Trial, verify: Verify) -> str:
         reading, str(reading).replace("_", " ")
     )
     detail = "" if trial.verdict.outcome is Outcome.FITS else f" ({trial.verdict.outcome})"
+    if leaves_too_little(trial):
+        detail = f" (serves, and leaves {trial.least_free_mib:,} MiB free)"
     return f"{mark}{detail}"
 
 
@@ -56,6 +68,7 @@ class PlainDisplay:
         self._verify, self._write = verify, write
         self._stage: Stage | None = None
         self._said_at = 0.0
+        self._took: list[float] = []
         write(f"Probing {describe(combination)}")
 
     def __enter__(self) -> PlainDisplay:
@@ -71,7 +84,8 @@ class PlainDisplay:
 
     def launching(self, step: Try, launch: int, bracket: Bracket) -> None:
         self._stage = None
-        self._write(f"Launch {launch}: {tokens(step.length)}, {step.why} [{bracket_words(bracket)}]")
+        left = time_left(step, self._took)
+        self._write(f"Launch {launch}: {tokens(step.length)}, {step.why} [{bracket_words(bracket)}]{left}")
 
     def running(self, stage: Stage, age_seconds: float) -> None:
         now = time.monotonic()
@@ -80,6 +94,7 @@ class PlainDisplay:
             self._stage, self._said_at = stage, now
 
     def finished(self, trial: Trial) -> None:
+        self._took.append(trial.seconds)
         words = result_words(trial, self._verify)
         evidence = f": {shorten(trial.verdict.evidence)}" if trial.verdict.evidence else ""
         self._write(f"  {tokens(trial.length)} {words} after {duration(trial.seconds)}{evidence}")
@@ -144,7 +159,8 @@ class LiveDisplay:
         if self._running:
             step, launch = self._running
             now = f"launch {launch}: {tokens(step.length)} ({step.why}), {STAGE_WORDS[self._stage]}, "
-            lines.append(Text(f"{bracket_words(self._bracket)}\n{now}{duration(self._age)}"))
+            left = time_left(step, [trial.seconds for trial, _ in self._trials])
+            lines.append(Text(f"{bracket_words(self._bracket)}{left}\n{now}{duration(self._age)}"))
         if self._note:
             lines.append(Text(self._note, style="yellow"))
         return Group(*lines)

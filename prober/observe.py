@@ -14,7 +14,7 @@ PROVES = {Verify.NONE: 0, Verify.SHORT: 1, Verify.FULL: 2}
 def observe(trial: Trial, verify: Verify) -> Observation | None:
     """Read a trial for a search that demands ``verify``; None: a weaker proof than that, it says nothing."""
     verdict = trial.verdict
-    reading = reading_of(verdict)
+    reading = reading_of_trial(trial)
     if reading is Reading.SERVES and PROVES[trial.verify] < PROVES[verify]:
         return None
     if verdict.outcome is Outcome.UNSERVABLE and PROVES[trial.verify] > PROVES[verify]:
@@ -22,7 +22,24 @@ def observe(trial: Trial, verify: Verify) -> Observation | None:
     limit = verdict.figures.model_limit if reading is Reading.OVER_LIMIT else None
     if trial.is_default_length and limit is None:
         limit = trial.length  # what vLLM makes of the model's configuration, whatever became of the start
-    return Observation(trial.length, reading, hints(verdict), verdict.figures.block_size, limit)
+    suggested = (0,) if leaves_too_little(trial) else hints(verdict)
+    return Observation(trial.length, reading, suggested, verdict.figures.block_size, limit)
+
+
+def reading_of_trial(trial: Trial) -> Reading:
+    """What the trial says about lengths, with what was demanded of it: memory that stays free, too."""
+    if trial.verdict.outcome is Outcome.FITS and trial.reserve_mib is not None:
+        if trial.least_free_mib is None:
+            return Reading.UNKNOWN
+        if leaves_too_little(trial):
+            return Reading.TOO_LONG
+    return reading_of(trial.verdict)
+
+
+def leaves_too_little(trial: Trial) -> bool:
+    """It served, and less device memory stayed free than was demanded."""
+    served = trial.verdict.outcome is Outcome.FITS
+    return served and trial.least_free_mib is not None and trial.least_free_mib < (trial.reserve_mib or 0)
 
 
 def reading_of(verdict: Verdict) -> Reading:

@@ -207,6 +207,9 @@ class Trial:
     started_at: str  # ISO 8601, UTC
     exit_status: int | None = None  # negative: the signal; None: ended by us
     leaked_mib: int | None = None  # device memory not back at its baseline
+    least_free_mib: int | None = None  # of one device, the least seen while it ran; None: not told
+    reserve_mib: int | None = None  # device memory that had to stay free
+    at_rest_mib: int | None = None  # device memory in use before it, on all its devices; None: not told
     prober_version: str = ""
 
 
@@ -232,6 +235,8 @@ class Ceiling:
     seconds: float
     launches: int
     measured_at: str  # ISO 8601, UTC
+    reserve_mib: int | None = None  # device memory that had to stay free for a length to count
+    settings: tuple[str, ...] = ()  # NAME=value of the environment that vLLM read
 
     @property
     def max_model_len(self) -> int | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from prober.records import Bracket, Status
@@ -19,6 +19,7 @@ from prober.records import Bracket, Status
 SPARE = 3  # guesses that may miss, beyond plain bisection
 LOWEST = 16  # tokens: the smallest block size vLLM has used by default; shorter "ceilings" are of no use to anybody
 FIRST_FROM_BELOW = 4096  # where to begin when the top itself cannot be tried
+AUTO = -1  # of a length to launch: vLLM itself chooses (--max-model-len auto, 0.14.0 and later)
 ATTEMPTS = 2  # of one length, before it counts as one that cannot be tried
 UNTRIABLE = 3  # lengths that cannot be tried, before we stop
 
@@ -33,6 +34,14 @@ class Reading(StrEnum):
     NO_LENGTH = "no_length"  # memory: the model does not fit at any length
     WRONG = "wrong"  # configuration: no length can work
     UNKNOWN = "unknown"  # could not tell: never moves the bracket
+
+
+class Strategy(StrEnum):
+    """How the next length is chosen, and when to stop."""
+
+    HINTS = "hints"  # what vLLM's figures and known rows suggest, then halving
+    BISECT = "bisect"  # halving alone: what ours is measured against
+    QUICK = "quick"  # as hints, and the first length that serves ends it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,8 @@ class Space:
     limit: int | None = None
     hints: tuple[int, ...] = ()
     switches: tuple[int, ...] = ()  # last lengths of a regime: one token more is another regime and may fit again
+    strategy: Strategy = Strategy.HINTS
+    has_auto: bool = False  # vLLM can choose a length itself
 
     def __post_init__(self) -> None:
         if self.low < 1 or (self.high is not None and self.high < self.low):
@@ -70,10 +81,14 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """Launch this length next; None: the model's own limit, whatever it is."""
+    """Launch this length next; None: the model's own limit, whatever it is; AUTO: what vLLM itself chooses.
+
+    ``left``: how many launches the search still expects to take, this one included.
+    """
 
     length: int | None
     why: str
+    left: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +104,8 @@ def narrow(observations: Sequence[Observation], space: Space) -> Try | Done:
     """Say what to launch next, or what came out. Never proposes a length that is already answered, but to settle a
     contradiction (once)."""
     known = _Known(observations, space)
-    return known.verdict() or known.retry() or known.next()
+    step = known.verdict() or known.retry() or known.next()
+    return step if isinstance(step, Done) else replace(step, left=known.expected(step))
 
 
 class _Known:
@@ -160,6 +176,9 @@ class _Known:
             return Done(Status.EXACT, self.bracket, f"{self.serves:,} served and {self.upper:,} was refused")
         if self.serves is not None and self.top is not None and self.serves >= self.top:
             return self._served_the_top()
+        if self.serves is not None and self.space.strategy is Strategy.QUICK:
+            why = f"{self.serves:,} served, and that vLLM's own arithmetic allows no more was not put to the test"
+            return Done(Status.AT_LEAST, self.bracket, why)
         if self.upper is not None and self.upper <= self.low:
             return self._nothing_fits()
         return None
@@ -210,17 +229,18 @@ class _Known:
         if (start := self._untried_regime()) is not None:
             return Try(start, "the shortest of its regime, which may fit again")
         for length, why in self._candidates():
-            if length is None:
-                return Try(None, why)
+            if length is None or length == AUTO:
+                return Try(length, why)
             if self.lo < length < (self.hi or length + 1) and length not in self.untriable:
                 return Try(length, why)
         return Try(next(self._open()), "the next length that can be tried")
 
     def _candidates(self) -> Iterator[tuple[int | None, str]]:
         """Lengths in the order of preference; those outside the open interval are passed over by `next`."""
-        for guess, why in self._guesses():
-            if self.lo < guess and self._affordable(guess):
-                yield guess, why
+        if self.space.strategy is not Strategy.BISECT:
+            for guess, why in self._guesses():
+                if self.lo < guess and self._affordable(guess):
+                    yield guess, why
         if self.upper is None:
             yield from self._towards_the_top()
         if self.hi is not None:
@@ -247,6 +267,8 @@ class _Known:
 
     def _towards_the_top(self) -> Iterator[tuple[int | None, str]]:
         top = self.top
+        if self.space.strategy is Strategy.QUICK and self.space.has_auto and not self.attempts and self.top is None:
+            yield AUTO, "the length that vLLM itself chooses"
         if top is None and None not in self.untriable:
             yield None, "the model's own limit"
         elif top is not None and top not in self.untriable:
@@ -258,7 +280,7 @@ class _Known:
 
     def _halves(self, lo: int, hi: int) -> Iterator[tuple[int, str]]:
         middle = (lo + hi) // 2
-        if self.block and self.block > 1:
+        if self.block and self.block > 1 and self.space.strategy is not Strategy.BISECT:
             nearest = round(middle / self.block) * self.block
             for length in (nearest, nearest - self.block, nearest + self.block):
                 if lo < length < hi and self._affordable(length):
@@ -268,7 +290,18 @@ class _Known:
         yield middle, "halving"
         yield from ((length, "halving") for length in (middle + 1, middle - 1))
 
-    # What a guess may cost
+    # What it may cost
+
+    def expected(self, step: Try) -> int:
+        """Launches still expected with this one: 3 from the top, 2 from a guess, 1 for what closes the bracket."""
+        if self.space.strategy is Strategy.QUICK or (self.serves is not None and step.length == self.serves + 1):
+            return 1
+        if self.space.strategy is Strategy.HINTS:
+            if self.upper is None and step.length in (None, self.top):
+                return 3
+            if step.length in {guess for guess, _ in self._guesses()}:
+                return 2
+        return max(1, self._needed(self.lo))
 
     def _left(self) -> int:
         """Launches left of the budget. An unknown top is at least as long as what was tried."""

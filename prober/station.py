@@ -21,7 +21,7 @@ from prober.machine.leases import choose_and_lease
 from prober.matrix.ceiling_row import public_model
 from prober.matrix.public_text import public_text
 from prober.matrix.store import Store
-from prober.records import Combination, Machine, NotReady, Outcome, Stage, Verdict, Verify
+from prober.records import Combination, CompileState, Machine, NotReady, Outcome, Stage, Verdict, Verify
 from prober.scrub import Scrubber, secrets_in
 from prober.trials.engine import Engine
 from prober.trials.patience import Limits
@@ -29,7 +29,7 @@ from prober.trials.trial import Setting, attempt, log_path
 
 IDLE_SECONDS = 600.0  # to wait for a neighbour, unless told otherwise
 RETURN_SECONDS = 60.0  # to wait for a trial's own memory
-LOOK_SECONDS = 2.0  # between looks for neighbours while a trial runs
+LOOK_SECONDS = 0.5  # between looks at the devices while a trial runs: for neighbours, and for what is left free
 OF_MEMORY = (
     *(Outcome.KV_TOO_SMALL, Outcome.NO_KV_MEMORY, Outcome.DEVICE_OOM, Outcome.UNSERVABLE),
     Outcome.SEQUENCE_SLOTS,
@@ -62,6 +62,13 @@ class Station:
             self.baseline = neighbours.wait_until_idle(
                 _everything, uuids, earlier, limit_seconds=self.idle_seconds, report=self.say
             )
+
+    def at_rest_mib(self) -> int | None:
+        """What is in use on the devices now, in MiB; None: not told. Waits for nobody."""
+        uuids = {gpu.uuid for gpu in self.chosen}
+        used = [gpu.memory_used_bytes for gpu in _everything().gpus if gpu.uuid in uuids] if uuids else []
+        known = [one for one in used if one is not None]
+        return sum(known) // MIB if known and len(known) == len(uuids) else None
 
     def leaked_mib(self) -> int | None:
         """Wait for the trial's memory to come back; return what did not, in MiB on all GPUs. None: the CPU."""
@@ -115,25 +122,48 @@ def _machine(engine: Engine, device: Literal["cuda", "cpu"], chosen: Sequence[Gp
 
 @contextmanager
 def launcher(
-    station: Station, store: Store, verify: Verify, limits: Limits
+    station: Station, store: Store, verify: Verify, limits: Limits, settings: Mapping[str, str] | None = None
 ) -> Iterator[Callable[[Combination, int | None, str, Report], Shown]]:
-    """Yield what launches one trial there and keeps its log, scrubbed. The private folder goes when the search ends."""
+    """Yield what launches one trial there and keeps its log, scrubbed. The private folder goes when the search ends.
+
+    ``settings`` are added to the environment of every trial.
+    """
     with private_folder(Path(tempfile.gettempdir())) as folder:
+        warm: set[int | None] = set()  # lengths whose compiled code the cache holds
 
         def launch(combination: Combination, length: int | None, tag: str, report: Report) -> Shown:
+            environment = {**station.environment, **(settings or {})}
+            setting = Setting(station.engine, combination, verify, limits, folder, environment)
+            if combination.compile_state is CompileState.WARM and length not in warm:
+                _fill_cache(station, setting, length, tag, report)
+                warm.add(length)
             station.wait_until_idle()
             scrubber = Scrubber(os.environ, secrets_in(combination.other_flags))
-            setting = Setting(station.engine, combination, verify, limits, folder, station.environment)
             lookout = Lookout(station, report)
+            at_rest = station.at_rest_mib()
             try:
                 verdict, exit_status = attempt(setting, length, tag, lookout.report)
                 verdict = lookout.judge(verdict)
             finally:
                 _keep(scrubber, log_path(setting, tag), store.log_path(tag))
             leaked = station.leaked_mib()
-            return Shown(published(unless_held(verdict, leaked), scrubber), exit_status, leaked)
+            verdict = published(unless_held(verdict, leaked), scrubber)
+            return Shown(verdict, exit_status, leaked, lookout.least_free_mib, at_rest)
 
         yield launch
+
+
+def _fill_cache(station: Station, setting: Setting, length: int | None, tag: str, report: Report) -> None:
+    """Start once for the cache alone: vLLM keeps compiled code by length, too (ModelConfig.compute_hash, 0.32.0).
+
+    What this start shows is of a cold cache and says nothing of a warm one; its memory is waited for as a trial's.
+    """
+    station.say("a first start at this length, to fill the compile cache; it does not count")
+    station.wait_until_idle()
+    filling = replace(setting, verify=Verify.NONE)
+    attempt(filling, length, f"{tag}-fill", report)
+    log_path(filling, f"{tag}-fill").unlink(missing_ok=True)
+    station.leaked_mib()
 
 
 def unless_held(verdict: Verdict, leaked_mib: int | None) -> Verdict:
@@ -145,11 +175,14 @@ def unless_held(verdict: Verdict, leaked_mib: int | None) -> Verdict:
 
 
 class Lookout:
-    """Watches for neighbours while a trial runs: with one there, a refusal says nothing about the length."""
+    """Watches the devices while a trial runs: for neighbours (with one there, a refusal says nothing about the length)
+    and for the least memory that is left free. PyTorch keeps what it has taken: a look after the peak still shows it.
+    """
 
     def __init__(self, station: Station, report: Report) -> None:
         self._station, self._report = station, report
         self._seen: str | None = None
+        self.least_free_mib: int | None = None  # of one device; None: not told
         self._next_look = time.monotonic()
 
     def report(self, stage: Stage, age_seconds: float) -> None:
@@ -165,9 +198,18 @@ class Lookout:
         return replace(verdict, outcome=Outcome.DEVICE_BUSY, evidence=evidence, rule="newcomer")
 
     def _look(self) -> None:
-        if self._station.chosen and self._seen is None:
-            self._seen = neighbours.newcomers(self._station.baseline, _everything())
+        if self._station.chosen:
+            now = _everything()
+            self._seen = self._seen or neighbours.newcomers(self._station.baseline, now)
+            self._note_free(now)
         self._next_look = time.monotonic() + LOOK_SECONDS
+
+    def _note_free(self, now: gpus.Inventory) -> None:
+        uuids = {gpu.uuid for gpu in self._station.chosen}
+        here = [(gpu.memory_total_bytes, gpu.memory_used_bytes) for gpu in now.gpus if gpu.uuid in uuids]
+        free = [(total - used) // MIB for total, used in here if total is not None and used is not None]
+        known = [*free, *([] if self.least_free_mib is None else [self.least_free_mib])]
+        self.least_free_mib = min(known, default=None)
 
 
 def _keep(scrubber: Scrubber, log: Path, kept: Path) -> None:

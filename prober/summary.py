@@ -10,7 +10,7 @@ from typing import Any
 
 from prober.matrix.schema import CeilingKind, Row
 from prober.matrix.serve_flags import flags
-from prober.observe import reading_of
+from prober.observe import leaves_too_little, reading_of_trial
 from prober.records import Ceiling, Combination, CompileState, Entrypoint, Outcome, Status, Trial, Verify
 from prober.scrub import Scrubber, secrets_in
 from prober.search import Reading
@@ -82,14 +82,24 @@ def _facts(ceiling: Ceiling, row: Row) -> list[tuple[str, str]]:
         tokens = row.kv_cache_tokens or row.num_gpu_blocks * row.block_size
         facts.append(("KV cache", f"{row.num_gpu_blocks:,} blocks of {row.block_size}, {tokens:,} tokens"))
     if row.starts_max_model_len and row.starts_max_model_len != ceiling.bracket.serves:
-        facts.append(("starts at", f"{row.starts_max_model_len:,}  (but a full-length request is never answered)"))
+        facts.append(
+            ("starts at", f"{row.starts_max_model_len:,}  ({_why_no_more(ceiling, row.starts_max_model_len)})")
+        )
     if row.recommended_max_model_len and row.recommended_max_model_len != row.max_model_len:
         facts.append(("recommended", f"{row.recommended_max_model_len:,}  (with headroom for another machine)"))
+    if row.least_free_mib is not None:
+        facts.append(("left free", f"{row.least_free_mib:,} MiB on the fullest GPU at the peak"))
     if row.estimated_max_model_len:
         facts.append(("vLLM's guess", f"{row.estimated_max_model_len:,}"))
     launches = "1 launch" if ceiling.launches == 1 else f"{ceiling.launches} launches"
     facts.append(("took", f"{launches}, {duration(ceiling.seconds)}"))
     return facts
+
+
+def _why_no_more(ceiling: Ceiling, length: int) -> str:
+    if any(t.length == length and leaves_too_little(t) for t in ceiling.trials):
+        return f"but it leaves less than {ceiling.reserve_mib:,} MiB free"
+    return "but a full-length request is never answered"
 
 
 def _because(ceiling: Ceiling, row: Row) -> str:
@@ -106,9 +116,11 @@ def _telling(ceiling: Ceiling) -> Trial | None:
 
 def _why_refused(ceiling: Ceiling) -> str:
     at_end = [t for t in ceiling.trials if t.length == ceiling.bracket.refused]
-    trial = next((t for t in reversed(at_end) if reading_of(t.verdict) is Reading.TOO_LONG), None)
+    trial = next((t for t in reversed(at_end) if reading_of_trial(t) is Reading.TOO_LONG), None)
     if trial is None:
         return "refused"
+    if leaves_too_little(trial):
+        return f"it leaves {trial.least_free_mib:,} MiB free, and {trial.reserve_mib:,} MiB were asked for"
     return f"{trial.verdict.outcome}: {shorten(trial.verdict.evidence)}"
 
 
@@ -116,6 +128,8 @@ def _next_step(ceiling: Ceiling) -> str:
     match ceiling.status:
         case Status.BAD_CONFIG:
             return "Mend the configuration, then run the same command again."
+        case Status.DOES_NOT_FIT if any(map(leaves_too_little, ceiling.trials)):
+            return "Ask for less with --reserve-mib, or lower --gpu-memory-utilization."
         case Status.DOES_NOT_FIT:
             return "Try more GPUs (--tp), a quantized checkpoint, or a higher --gpu-memory-utilization."
         case Status.EXACT | Status.MODEL_LIMIT | Status.AT_LEAST:

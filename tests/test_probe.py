@@ -195,7 +195,7 @@ def test_flags_that_are_ours_are_refused_with_what_to_use(
         (["probe", "some/model", "--python", "/no/python"], 3, "with --python"),
         (["probe", "some/model", "--python", sys.executable], 3, "has no vLLM"),
         (["probe", "some/model", "--results", "/proc/none"], 3, "/proc/none"),
-        (["probe", "some/model", "--max-num-seqs", "8"], 2, "vLLM's own flags go after --"),
+        (["probe", "some/model", "--block-size", "8"], 2, "vLLM's own flags go after --"),
         (["lookup"], 2, "Name a model"),
     ],
 )

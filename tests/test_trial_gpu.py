@@ -19,8 +19,12 @@ from bench import bystander, running_probe
 from fake_engine import FakeEngine, Fault, FaultKind, Launched, Scenario, make_engine, wait_until, write_model
 from fake_nvml import Gpu, build_stub, claim, nvml_environment, write_state
 
+from prober import lookup
+from prober.matrix.store import Store
+
 ANSWER = "496  (a request of exactly that length was answered)"
 GPU_MIB = 9000
+FREE_MIB = 24_000 - 4 - GPU_MIB
 
 
 @pytest.fixture(scope="session")
@@ -100,6 +104,38 @@ def test_memory_is_back_at_its_baseline_before_each_trial(box: Box) -> None:
     assert [trial["leaked_mib"] for trial in box.trials()] == [0, 0, 0]
     assert "NVIDIA H200" in out
     assert {launch.environment["CUDA_VISIBLE_DEVICES"] for launch in engine.launches()} == {"0"}
+
+
+def test_what_stays_free_at_the_peak_is_recorded_and_may_be_demanded(box: Box) -> None:
+    code, out, err = box.probe(box.engine(stage_seconds={"ready": 1.0}), "--reserve-mib", "14000")
+    assert (code, ANSWER in out) == (0, True), err
+    served = next(trial for trial in box.trials() if trial["verdict"]["outcome"] == "fits")
+    assert served["least_free_mib"] == FREE_MIB
+    assert "14,996 MiB on the fullest GPU at the peak" in out
+    (row,) = Store(box.folder / "results").rows()
+    assert (row.least_free_mib, row.reserve_mib) == (FREE_MIB, 14_000)
+
+
+def test_a_length_that_leaves_too_little_free_does_not_count(box: Box) -> None:
+    engine = box.engine(stage_seconds={"ready": 1.0})
+    _, out, err = box.probe(engine, "--reserve-mib", "16000")
+    assert "it leaves 14,996 MiB free, and 16,000 MiB were asked for" in out, err
+    assert "Ask for less with --reserve-mib" in out
+    assert len(engine.launches()) <= 3, "a shorter length leaves hardly more: no long way down"
+    (row,) = Store(box.folder / "results").rows()
+    assert (row.max_model_len, row.reserve_mib, row.refused_max_model_len) == (None, 16_000, 16)
+    assert "14996 MiB left free" in str(row.refused_evidence)
+    answer = lookup(row.model, results=box.folder / "results")
+    assert not answer.hits, "that nothing fits under a reserve says nothing without one"
+
+
+def test_trials_beside_another_load_are_not_taken_over(box: Box) -> None:
+    engine = box.engine()
+    box.probe(engine)
+    box.show(used_mib=500)
+    code, _, err = box.probe(engine)
+    assert (code, "Going on from" in err) == (0, False)
+    assert len(engine.launches()) > 3
 
 
 def test_two_gpus_are_taken_for_two_ranks(box: Box) -> None:

@@ -57,6 +57,16 @@ def varied(context: click.Context, parameter: click.Parameter, pairs: Sequence[s
     return tuple(found)
 
 
+def compile_states(context: click.Context, parameter: click.Parameter, text: str) -> tuple[CompileState, ...]:
+    """Read a list such as cold,eager."""
+    try:
+        return tuple(CompileState(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is not one or more of {','.join(CompileState)}", context, parameter
+        ) from None
+
+
 def positive(text: str) -> float:
     """A number above 0 that is one. Raises ValueError."""
     number = float(text)
@@ -97,6 +107,7 @@ def default_python() -> Path:
     help="Shares of the GPU's memory. [vLLM's own default]",
 )
 @click.option("--kv-cache-dtype", callback=words, metavar="T[,T]", help="Types of the KV cache: auto,fp8. [vLLM's]")
+@click.option("--max-num-seqs", callback=numbers(int), metavar="N[,N]", help="Sequences at once. [vLLM's]")
 @click.option(
     "--vary",
     multiple=True,
@@ -140,14 +151,33 @@ def default_python() -> Path:
 )
 @click.option(
     "--compile",
-    "compile_state",
-    type=click.Choice([c.value for c in CompileState]),
+    "compile_states",
+    callback=compile_states,
     default="cold",
     show_default=True,
-    help="Caches at each start: empty, kept for the search, or --enforce-eager.",
+    metavar="STATE[,STATE]",
+    help="What starts find compiled: cold nothing, warm everything, eager compiles nothing.",
 )
+@click.option("--enforce-eager", is_flag=True, help="The same as --compile eager.")
 @click.option("--dummy-weights", is_flag=True, help="Random weights: nothing is downloaded but the configuration.")
 @click.option("--plan", "only_plan", is_flag=True, help="Say what would be measured; start nothing.")
+@click.option(
+    "--quick", is_flag=True, help="One launch: end at the first length that serves, without the refusal above."
+)
+@click.option("--certify", is_flag=True, help="Prove a row of the results anew: 2 launches while it still holds.")
+@click.option(
+    "--strategy",
+    type=click.Choice(["hints", "bisect"]),
+    default="hints",
+    show_default=True,
+    help="How lengths are chosen: from vLLM's figures, or by halving alone (for comparison: many launches).",
+)
+@click.option(
+    "--reserve-mib", type=click.IntRange(1), metavar="MIB", help="GPU memory that must stay free at the peak."
+)
+@click.option(
+    "--beyond-model-limit", is_flag=True, help="Up to --high with vLLM's own switch; the row carries a warning."
+)
 @click.option("--budget-launches", type=click.IntRange(1), metavar="N", help="End with the bracket after N launches.")
 @click.option(
     "--budget-minutes", type=click.FloatRange(0, min_open=True), metavar="M", help="The same after M minutes."
@@ -179,7 +209,8 @@ def probe(model: str, vllm_flags: tuple[str, ...], as_json: bool, **options: Any
     \b
       prober probe Qwen/Qwen3-8B --gpu-memory-utilization 0.9 -- --kv-cache-dtype fp8
       prober probe ./my-model --tp 1,2 --gpu-memory-utilization 0.85,0.9
-      prober probe ./my-model --vary max-num-seqs=16,256 --plan
+      prober probe ./my-model --max-num-seqs 16,256 --vary block-size=16,32 --plan
+      prober probe ./my-model --quick
     """
     from prober.campaign import plan
     from prober.campaign import probe as run
@@ -207,11 +238,20 @@ def _plan_table(cells: list[Cell]) -> str:
     """One line a combination, then the sum."""
     from prober.summary import describe_with_flags
 
-    lines = []
+    lines, total = [], sum(cell.launches for cell in cells)
     for cell in cells:
-        expected = f"impossible: {cell.impossible}" if cell.impossible else f"about {cell.launches} launches"
+        expected = f"impossible: {cell.impossible}" if cell.impossible else f"about {_launches(cell.launches)}"
         lines.append(f"{describe_with_flags(cell.combination)}: {expected}")
-    return "\n".join([*lines, f"{len(cells)} combinations, about {sum(cell.launches for cell in cells)} launches"])
+    combinations = "1 combination" if len(cells) == 1 else f"{len(cells)} combinations"
+    return "\n".join([*lines, f"{combinations}, about {_launches(total)}"])
+
+
+def _launches(count: int) -> str:
+    return "1 launch" if count == 1 else f"{count} launches"
+
+
+def _sequences(counts: tuple[int, ...] | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return () if counts is None else (("--max-num-seqs", tuple(map(str, counts))),)
 
 
 def _display(verify: Verify) -> Callable[[Combination], Display]:
@@ -246,18 +286,20 @@ def _end_stale() -> None:
 def _wish(model: str, vllm_flags: tuple[str, ...], options: dict[str, Any]) -> Wish:
     from prober.axes import Axes
     from prober.campaign import DUMMY_WEIGHTS, Wish
-    from prober.search import LOWEST
+    from prober.search import LOWEST, Strategy
     from prober.trials.patience import Limits
 
+    if options["quick"] and options["strategy"] != Strategy.HINTS:
+        raise click.UsageError("--quick goes with --strategy hints only.")
     dummy = DUMMY_WEIGHTS if options["dummy_weights"] else ()
     axes = Axes(
         model=model,
         tensor_parallel_sizes=options["tp"],
         utilizations=options["gpu_memory_utilization"] or (None,),
         kv_cache_dtypes=options["kv_cache_dtype"] or (None,),
-        varied=options["vary"],
+        varied=(*_sequences(options["max_num_seqs"]), *options["vary"]),
         entrypoint=Entrypoint(options["entrypoint"]),
-        compile_state=CompileState(options["compile_state"]),
+        compile_states=(CompileState.EAGER,) if options["enforce_eager"] else options["compile_states"],
         vllm_flags=(*vllm_flags, *dummy),
     )
     minutes = options["budget_minutes"]
@@ -271,6 +313,10 @@ def _wish(model: str, vllm_flags: tuple[str, ...], options: dict[str, Any]) -> W
         high=options["high"],
         verify=Verify(options["verify"]),
         is_fresh=options["fresh"],
+        is_certifying=options["certify"],
+        strategy=Strategy.QUICK if options["quick"] else Strategy(options["strategy"]),
+        reserve_mib=options["reserve_mib"],
+        is_beyond_limit=options["beyond_model_limit"],
         most_launches=options["budget_launches"],
         most_seconds=None if minutes is None else 60 * minutes,
         wait_seconds=options["wait"],

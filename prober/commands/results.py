@@ -65,7 +65,10 @@ def _best(answer: Answer, form: str) -> str:
     """The best answer as what vLLM is started with."""
     from prober.matrix import serve_flags
 
-    text: str = getattr(serve_flags, form)(answer.hits[0].row)
+    row = answer.hits[0].row
+    text: str = getattr(serve_flags, form)(row)
+    if row.environment and form != "env":
+        click.echo(f"It was measured with this in the environment: {row.environment}", err=True)
     return text if text.endswith("\n") else text + "\n"
 
 

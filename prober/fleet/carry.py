@@ -16,17 +16,18 @@ from prober.records import Ceiling, Machine, Status, Trial, Verify
 from prober.search import Reading
 
 
-def split(known: Iterable[Known], here: Machine) -> tuple[list[Trial], list[Trial]]:
+def split(known: Iterable[Known], here: Machine, settings: Sequence[str] = ()) -> tuple[list[Trial], list[Trial]]:
     """Return the trials of this machine in this state, and those of machines alike, made to look like ours.
 
     Alike is the same type of device with the same memory and vLLM. Other machines' trials are left out.
     """
     own, carried = [], []
+    ours = state_key(here, settings)
     for one in known:
-        if one.trial.state_key == state_key(here):
+        if one.trial.state_key == ours:
             own.append(one.trial)
         elif _facts(one.machine) == _facts(here):
-            carried.append(replace(one.trial, state_key=state_key(here)))
+            carried.append(replace(one.trial, state_key=ours, at_rest_mib=None))
     return own, carried
 
 

@@ -52,6 +52,7 @@ class KnownRows:
             if (
                 row.vllm_version == asked.vllm_version
                 and row.driver in asked.drivers
+                and row.reserve_mib is None
                 and row.verified is asked.verify
                 and (revision is None or row.model_revision == revision)
                 and _is_settled(row, asked.high)

@@ -28,7 +28,7 @@ from prober.observe import observe
 from prober.records import Bracket, Ceiling, Machine, NotReady, ProberError, Stage, Status, Trial
 from prober.search import Space, Try
 from prober.search import bracket as bracket_of
-from prober.trials.engine import Engine, inspect
+from prober.trials.engine import Engine, inspect, settings
 from prober.trials.launch import output_of
 from prober.trials.patience import Limits
 
@@ -86,7 +86,8 @@ class Search:
 
     def __init__(self, job: Job, machine: Machine, folder: Path, emit: Emit) -> None:
         self._job, self._machine, self._folder, self._emit = job, machine, folder, emit
-        self._own, self._carried = split(job.known, machine)
+        self._settings = settings()
+        self._own, self._carried = split(job.known, machine, self._settings)
         self._hints: list[Row] = list(job.hints)
         self._before = len(self._own)
         self.store = Store(folder)  # where logs go; trials of each attempt have a store of their own
@@ -102,6 +103,7 @@ class Search:
             low=self._job.low,
             high=self._job.high,
             limit_of=lambda: limit_beyond_default(model),
+            settings=self._settings,
             pinned=pinned,
         )
         began = time.monotonic()
@@ -149,6 +151,7 @@ class Search:
             seconds=seconds,
             launches=len(trials),
             measured_at=trials[-1].started_at if trials else "",
+            settings=task.settings,
         )
 
     # The listener of the search

@@ -9,17 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePath, PureWindowsPath
 
-from prober.matrix.public_text import public_flags, public_text
+from prober.matrix.public_text import public_environment, public_flags, public_text
 from prober.matrix.schema import CeilingKind, Row
+from prober.matrix.serve_flags import Unproven, command
+from prober.observe import leaves_too_little, reading_of_trial
 from prober.records import Ceiling, Figures, Outcome, Source, Status, Trial, Verify
+from prober.search import Reading
 
-_TOO_LONG = (
-    Outcome.KV_TOO_SMALL,
-    Outcome.NO_KV_MEMORY,
-    Outcome.DEVICE_OOM,
-    Outcome.HOST_OOM,
-    Outcome.UNSERVABLE,
-)
 _KINDS = {
     Status.EXACT: CeilingKind.MEMORY,
     Status.UNSTABLE: CeilingKind.MEMORY,
@@ -49,26 +45,35 @@ def row_of(
     row = _with_figures(row, served.verdict.figures if served else Figures())
     row = _with_evidence(row, served, refused)
     seen = [t.verdict.figures.vllm_version for t in (served, refused) if t]
-    return replace(
-        row,
-        model_revision=model_revision or row.model_revision,
-        vllm_version=next((version for version in (ceiling.machine.vllm_version, *seen) if version), None),
-        status=ceiling.status,
-        ceiling_kind=ceiling_kind or _KINDS.get(ceiling.status),
-        max_model_len=ceiling.max_model_len,
-        recommended_max_model_len=recommended_max_model_len,
-        served_max_model_len=ceiling.bracket.serves if ceiling.verify is Verify.FULL else None,
-        starts_max_model_len=_starts(ceiling),
-        estimated_max_model_len=_estimated(ceiling),
-        refused_max_model_len=ceiling.bracket.refused,
-        verified=ceiling.verify,
-        trials=ceiling.launches,
-        seconds=round(ceiling.seconds, 1),
-        why=public_text(ceiling.why) or None,
-        notes=public_text("; ".join(notes)) or None,
-        measured_at=ceiling.measured_at or None,
-        prober_version=next((t.prober_version for t in reversed(ceiling.trials) if t.prober_version), None),
+    return _with_command(
+        replace(
+            row,
+            model_revision=model_revision or row.model_revision,
+            vllm_version=next((version for version in (ceiling.machine.vllm_version, *seen) if version), None),
+            status=ceiling.status,
+            ceiling_kind=ceiling_kind or _KINDS.get(ceiling.status),
+            max_model_len=ceiling.max_model_len,
+            recommended_max_model_len=recommended_max_model_len,
+            served_max_model_len=ceiling.bracket.serves if ceiling.verify is Verify.FULL else None,
+            starts_max_model_len=_starts(ceiling),
+            estimated_max_model_len=_estimated(ceiling),
+            refused_max_model_len=ceiling.bracket.refused,
+            verified=ceiling.verify,
+            trials=ceiling.launches,
+            seconds=round(ceiling.seconds, 1),
+            why=public_text(ceiling.why) or None,
+            notes=public_text("; ".join(notes)) or None,
+            measured_at=ceiling.measured_at or None,
+            prober_version=next((t.prober_version for t in reversed(ceiling.trials) if t.prober_version), None),
+        )
     )
+
+
+def _with_command(row: Row) -> Row:
+    try:
+        return replace(row, launch_command=command(row))
+    except Unproven:
+        return row
 
 
 def _what_was_asked(ceiling: Ceiling, is_directory: bool) -> Row:
@@ -89,6 +94,8 @@ def _what_was_asked(ceiling: Ceiling, is_directory: bool) -> Row:
         entrypoint=combination.entrypoint,
         compile_state=combination.compile_state,
         other_flags=public_flags(combination.other_flags) or None,
+        environment=public_environment(ceiling.settings) or None,
+        reserve_mib=ceiling.reserve_mib,
         source=Source.MEASURED,
         machine=machine.machine or None,
         device=machine.device or None,
@@ -125,12 +132,18 @@ def _with_evidence(row: Row, served: Trial | None, refused: Trial | None) -> Row
     """Both edges of the bracket, so that each can be looked up in trials.jsonl and logs/."""
     if served:
         evidence = public_text(served.verdict.evidence) or None
-        row = replace(row, served_trial=served.id, served_evidence=evidence)
+        row = replace(row, served_trial=served.id, served_evidence=evidence, least_free_mib=served.least_free_mib)
     if refused:
-        evidence = public_text(refused.verdict.evidence) or None
+        evidence = public_text(_evidence(refused)) or None
         outcome = refused.verdict.outcome
         row = replace(row, refused_trial=refused.id, refused_outcome=outcome, refused_evidence=evidence)
     return row
+
+
+def _evidence(refused: Trial) -> str:
+    if leaves_too_little(refused):
+        return f"it served with {refused.least_free_mib} MiB left free, where {refused.reserve_mib} MiB were asked for"
+    return refused.verdict.evidence
 
 
 def public_model(model: str, is_directory: bool = False) -> str:
@@ -150,14 +163,14 @@ def public_model(model: str, is_directory: bool = False) -> str:
 
 def _served(ceiling: Ceiling) -> Trial | None:
     """The trial that fitted at the lower end; the last one, as the figures of a retried length are the newest."""
-    at_end = [t for t in ceiling.trials if t.verdict.outcome is Outcome.FITS and t.length == ceiling.bracket.serves]
+    at_end = [t for t in ceiling.trials if t.length == ceiling.bracket.serves and reading_of_trial(t) is Reading.SERVES]
     return at_end[-1] if at_end and ceiling.bracket.serves is not None else None
 
 
 def _refused(ceiling: Ceiling) -> Trial | None:
     """The trial that was refused at the upper end; where the search had no such end, the trial that ended it."""
     if ceiling.bracket.refused is not None:
-        ends = [t for t in ceiling.trials if t.length == ceiling.bracket.refused and t.verdict.outcome in _TOO_LONG]
+        ends = [t for t in ceiling.trials if t.length == ceiling.bracket.refused and _is_too_long(t)]
     elif ceiling.status is Status.MODEL_LIMIT:
         ends = [t for t in ceiling.trials if t.verdict.outcome is Outcome.OVER_MODEL_LIMIT]
     elif ceiling.status in (Status.EXACT, Status.AT_LEAST):
@@ -165,6 +178,10 @@ def _refused(ceiling: Ceiling) -> Trial | None:
     else:
         ends = [t for t in ceiling.trials if t.verdict.outcome is not Outcome.FITS]
     return ends[-1] if ends else None
+
+
+def _is_too_long(trial: Trial) -> bool:
+    return reading_of_trial(trial) is Reading.TOO_LONG
 
 
 def _starts(ceiling: Ceiling) -> int | None:
@@ -177,10 +194,10 @@ def _starts(ceiling: Ceiling) -> int | None:
 
 
 def _estimated(ceiling: Ceiling) -> int | None:
-    """vLLM's estimate from the refusal nearest to the ceiling: the guess depends on the length asked for."""
+    """vLLM's estimate nearest to the ceiling (what it chose itself, or its refusal): it depends on the length asked."""
     guesses = [
         (t.length if t.length is not None else t.verdict.figures.requested_max_model_len or 0, t.verdict.figures)
         for t in ceiling.trials
-        if t.verdict.figures.estimated_max_len is not None and t.verdict.outcome in _TOO_LONG
+        if t.verdict.figures.estimated_max_len is not None
     ]
     return min(guesses, key=lambda guess: guess[0])[1].estimated_max_len if guesses else None

@@ -189,6 +189,7 @@ def _differences(row: Row, question: Question) -> tuple[str, ...] | None:
     easier_if_less = (
         ("max_num_seqs", question.max_num_seqs, row.max_num_seqs),
         ("max_num_batched_tokens", question.max_num_batched_tokens, row.max_num_batched_tokens),
+        ("reserve_mib", 0, row.reserve_mib or 0),
     )
     differs = []
     for settings, sign in ((easier_if_more, 1), (easier_if_less, -1)):

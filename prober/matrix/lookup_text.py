@@ -140,6 +140,8 @@ def _remarks(hits: list[Hit]) -> list[str]:
             remarks.append(f"{name}: {hit.machines} machines; the lowest is shown, a row is only about its machine.")
         if hit.differs:
             remarks.append(f"{name}: measured with {', '.join(hit.differs)}.")
+        if hit.row.environment:
+            remarks.append(f"{name}: measured with {hit.row.environment} in the environment.")
         if hit.row.source is Source.REPORTED and hit.row.source_url:
             remarks.append(f"{name}: {hit.row.source_url}")
         if hit.row.notes and hit.row.source is Source.MEASURED:

@@ -17,6 +17,9 @@ _SCRUBBER = Scrubber({})
 # An absolute path inside a longer text; not the middle of a URL or of a Hub name.
 _PATH = re.compile(r"(?<![\w.:/~-])(?:~[\w.-]*|[A-Za-z]:)?[/\\](?:[^\s/\\\"'`,;:()<>\[\]{}=]+[/\\]+)+")
 _HOME = re.compile(r"(?<![\w.:/-])(?:/root|/home/[\w.-]+|/Users/[\w.-]+|~)(?![\w./-])")
+# Of the environment: values that are words and numbers, and names of what differs from host to host.
+_PLAIN_VALUE = re.compile(r"(?!\d+\.\d+\.\d+)[\w.,:=+-]{1,60}")
+_PLACE = re.compile(r"HOST|_IP|ADDR|IFNAME|PORT|PATH|DIR|HOME|ROOT|FILE|CONFIG|HCA|RANK|URI|URL|CACHE|ID$")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
@@ -51,6 +54,15 @@ def public_flags(flags: Iterable[str]) -> str:
         else:
             safe.append(_public_value(flag))
     return shlex.join(safe)
+
+
+def public_environment(settings: Iterable[str]) -> str:
+    """Join NAME=value settings as for a POSIX shell, sorted, without those that name places or people."""
+    return shlex.join(sorted(setting for setting in settings if _is_public(*setting.split("=", 1))))
+
+
+def _is_public(name: str, value: str) -> bool:
+    return bool(_PLAIN_VALUE.fullmatch(value)) and not _PLACE.search(name) and public_text(value) == value
 
 
 def _public_value(value: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 
 from prober.records import CompileState, Entrypoint, Outcome, ProberError, Source, Status, Verify
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 _GUARD = "'"
@@ -74,6 +74,14 @@ class Row:
         key=True,
         default=None,
     )
+    environment: str | None = column(
+        "Settings of the environment that vLLM read, NAME=value, quoted as for a POSIX shell; no paths, no addresses",
+        key=True,
+        default=None,
+    )
+    reserve_mib: int | None = column(
+        "Device memory that had to stay free for a length to count", "MiB", key=True, default=None
+    )
     status: Status | None = column("How the search ended", default=None)
     ceiling_kind: CeilingKind | None = column("What limits the length", default=None)
     max_model_len: int | None = column(
@@ -101,12 +109,18 @@ class Row:
     weights_gib: float | None = column("Memory of one rank for the weights", "GiB", default=None)
     max_num_seqs: int | None = column("Sequences that may run at once", "requests", default=None)
     max_num_batched_tokens: int | None = column("Tokens of one scheduler step", "tokens", default=None)
+    least_free_mib: int | None = column(
+        "Least memory free on any device while the start at the ceiling ran and answered", "MiB", default=None
+    )
     verified: Verify | None = column(
         "How a start was proven: by no request, a short one, one of full length", default=None
     )
     trials: int | None = column("Launches that the answer took", "launches", default=None)
     seconds: float | None = column("Time that the answer took", "s", default=None)
     why: str | None = column("One sentence: why this is the answer", default=None)
+    launch_command: str | None = column(
+        "What starts vLLM at the ceiling, for a POSIX shell; of paths only the last name", default=None
+    )
     served_trial: str | None = column("Trial that served at the ceiling (trials.jsonl, logs/)", default=None)
     served_evidence: str | None = column("What that trial's log or answer says", default=None)
     refused_trial: str | None = column("Trial that was refused, or that ended the search", default=None)

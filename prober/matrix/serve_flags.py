@@ -21,6 +21,11 @@ def flags(row: Row) -> str:
     return shlex.join([row.model, *_words(row)])
 
 
+def command(row: Row) -> str:
+    """Write the whole command for a POSIX shell, with what of the environment vLLM read."""
+    return f"{row.environment} vllm serve {flags(row)}" if row.environment else f"vllm serve {flags(row)}"
+
+
 def yaml(row: Row) -> str:
     """Write vLLM's ``--config`` file. Values are JSON scalars and lists, which YAML reads alike."""
     lines = [f"model: {json.dumps(row.model, ensure_ascii=False)}"]
@@ -45,6 +50,7 @@ def env(row: Row) -> str:
         "QUANTIZATION": row.quantization,
         "KV_CACHE_DTYPE": row.kv_cache_dtype,
         "VLLM_FLAGS": flags(row),
+        **dict(setting.split("=", 1) for setting in shlex.split(row.environment or "")),
     }
     if any("\n" in str(value) for value in settings.values()):
         raise Unproven("A setting of this row holds a line break, which an environment file cannot: use --flags.")

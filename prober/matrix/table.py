@@ -110,6 +110,8 @@ def _scan(lines: Iterator[str], name: str) -> Iterator[tuple[Cells, int]]:
                 continue
             ours = cells if order is None else [cells[i] if i is not None else "" for i in order]
             _refuse_newer(ours[_VERSION_CELL], name)
+            if order is not None:  # in today's columns it is a record of today's version
+                ours[_VERSION_CELL] = _THIS_VERSION
             yield ours, reader.line_num
     except csv.Error as error:
         raise ForeignMatrix(f"{name}, line {reader.line_num}: {error}; restore the file from git.") from error

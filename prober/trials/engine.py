@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prober.records import Combination, CompileState, NotReady, Verify
+from prober.search import AUTO
 
 LLM_CHILD = Path(__file__).with_name("llm_child.py")
 INSPECT_SECONDS = 60.0
@@ -100,7 +101,7 @@ def arguments(combination: Combination, length: int | None) -> list[str]:
         "--quantization": combination.quantization,
         "--kv-cache-dtype": combination.kv_cache_dtype,
         "--revision": combination.model_revision,
-        "--max-model-len": length,
+        "--max-model-len": "auto" if length == AUTO else length,
     }
     for flag, value in given.items():
         if value is not None:
@@ -126,12 +127,11 @@ def offline(
     return Start(command, environment(engine, combination, cache))
 
 
-def settings() -> tuple[str, ...]:
+def settings(added: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """The user's own settings that vLLM listens to, as NAME=value: with others a trial is another trial."""
     ours = {*ENVIRONMENT, *NEVER_INHERITED, "VLLM_CACHE_ROOT"}
-    return tuple(
-        f"{name}={os.environ[name]}" for name in sorted(os.environ) if LISTENED_TO.match(name) and name not in ours
-    )
+    around = {**os.environ, **(added or {})}
+    return tuple(f"{name}={around[name]}" for name in sorted(around) if LISTENED_TO.match(name) and name not in ours)
 
 
 def environment(engine: Engine, combination: Combination, cache: Path) -> dict[str, str]:

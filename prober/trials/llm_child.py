@@ -92,7 +92,7 @@ def blocks(llm) -> dict[str, object]:  # type: ignore[no-untyped-def]
 
 def prove(llm, length: int, verify: str, say) -> None:  # type: ignore[no-untyped-def]
     """One prompt that fills the length but for the one token that comes back; then a burst of short ones."""
-    tokens = length - 1 if verify == "full" else 1
+    tokens = (length if is_pooling(llm) else length - 1) if verify == "full" else 1
     say("asked", prompt_tokens=tokens)
     try:
         (answer,) = ask(llm, [tokens], 1)
@@ -101,16 +101,31 @@ def prove(llm, length: int, verify: str, say) -> None:  # type: ignore[no-untype
     except ValueError as error:
         say("rejected", why=str(error))
         return
-    completion = len(answer.outputs[0].token_ids) if answer.outputs else 0
-    say("answered", prompt_tokens=len(answer.prompt_token_ids or ()), completion_tokens=completion)
+    say("answered", prompt_tokens=len(answer.prompt_token_ids or ()), completion_tokens=returned(llm, answer))
+
+
+def is_pooling(llm) -> bool:  # type: ignore[no-untyped-def]
+    """The model gives vectors or scores, no text: ModelConfig.runner_type (0.8 and later), .task before."""
+    config = llm.llm_engine.model_config
+    kind = getattr(config, "runner_type", None) or getattr(config, "task", None)
+    return str(kind) in ("pooling", "embedding", "embed", "classify", "reward", "score")
+
+
+def returned(llm, answer) -> int:  # type: ignore[no-untyped-def]
+    """Tokens that came back; of a model that gives no text, one result."""
+    if is_pooling(llm):
+        return 1 if answer.outputs is not None else 0
+    return len(answer.outputs[0].token_ids) if answer.outputs else 0
 
 
 def ask(llm, prompt_tokens: list[int], answer_tokens: int):  # type: ignore[no-untyped-def]
     from vllm import SamplingParams
 
     token_ids = runpy.run_path(str(HERE / "prompts.py"))["token_ids"]
-    sampling = SamplingParams(max_tokens=answer_tokens, ignore_eos=True, temperature=0.0)
     prompts = [{"prompt_token_ids": token_ids(count)} for count in prompt_tokens]
+    if is_pooling(llm):
+        return getattr(llm, "embed", llm.encode)(prompts, use_tqdm=False)
+    sampling = SamplingParams(max_tokens=answer_tokens, ignore_eos=True, temperature=0.0)
     return llm.generate(prompts, sampling, use_tqdm=False)
 
 

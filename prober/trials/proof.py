@@ -20,6 +20,7 @@ POLL_SECONDS = 0.5
 CALL_SECONDS = 10.0
 BURST_REQUESTS, BURST_TOKENS = 8, 4  # after the full proof: prompts of so many tokens and a few more, answers alike
 SHORTEST_FOR_BURST = 4 * (BURST_REQUESTS + BURST_TOKENS)
+UNSUPPORTED = re.compile(r"does not support|not supported|unsupported", re.I)
 EMPTY_ANSWER = "the request was ended without a token"
 GAUGE = re.compile(r"^vllm:(num_requests_running|num_requests_waiting|(?:gpu|kv)_cache_usage_perc)\{.*\} (\S+)$", re.M)
 CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.M)
@@ -86,9 +87,43 @@ class Proof(Protocol):
         """Ask nothing more."""
 
 
-def prompt_length(verify: Verify, length: int) -> int:
+def prompt_length(verify: Verify, length: int, answers_tokens: bool = True) -> int:
     """Tokens to send: with the one that comes back, a full proof fills ``length`` exactly."""
-    return length - 1 if verify is Verify.FULL else 1
+    return length - answers_tokens if verify is Verify.FULL else 1
+
+
+class Refused(Exception):
+    """A request was not answered; the message says why."""
+
+
+class NoSuchEndpoint(Refused):
+    """The model is not asked there: one that generates has no embeddings, and the other way round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One way to ask a model. ``answers_tokens``: what comes back needs room in the KV cache, too."""
+
+    path: str
+    answers_tokens: bool
+
+    def body(self, model: str, prompt: list[int], answer_tokens: int) -> dict[str, Any]:
+        if not self.answers_tokens:
+            return {"model": model, "input": prompt}
+        wanted = {"max_tokens": answer_tokens, "ignore_eos": True, "temperature": 0}
+        return {"model": model, "prompt": prompt, **wanted}
+
+    def usage(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Prompt and completion tokens; of what is no text the number of items that came back."""
+        usage = dict(answer.get("usage") or {})
+        return usage if self.answers_tokens else {**usage, "completion_tokens": len(answer.get("data") or ())}
+
+
+ENDPOINTS = (
+    Endpoint("/v1/completions", answers_tokens=True),
+    Endpoint("/v1/embeddings", answers_tokens=False),
+    Endpoint("/pooling", answers_tokens=False),
+)
 
 
 class ServerProof:
@@ -130,17 +165,29 @@ class ServerProof:
 
     def _prove(self, model: str, length: int) -> None:
         """One request of the length asked for; after a full one a burst of short ones, as a server meets them."""
-        self.progress.is_asked = True
-        sent = prompt_length(self._verify, length)
-        usage = self._ask(model, sent, 1)
-        if usage is not None and self._verify is Verify.FULL and length >= SHORTEST_FOR_BURST:
-            with ThreadPoolExecutor(BURST_REQUESTS) as pool:
-                answers = list(
-                    pool.map(lambda n: self._ask(model, BURST_TOKENS + n, BURST_TOKENS), range(BURST_REQUESTS))
-                )
-            usage = None if None in answers else usage
-        if usage is not None:
-            self.progress.answered(usage.get("prompt_tokens"), usage.get("completion_tokens"), sent)
+        progress = self.progress
+        progress.is_asked = True
+        try:
+            endpoint, sent, usage = self._asked_in_full(model, length)
+            if self._verify is Verify.FULL and length >= SHORTEST_FOR_BURST:
+                with ThreadPoolExecutor(BURST_REQUESTS) as pool:
+                    short = range(BURST_TOKENS, BURST_TOKENS + BURST_REQUESTS)
+                    list(pool.map(lambda count: self._ask(endpoint, model, count, BURST_TOKENS), short))
+        except Refused as refused:
+            progress.rejection, progress.is_finished = str(refused), True
+        else:
+            progress.answered(usage.get("prompt_tokens"), usage.get("completion_tokens"), sent)
+
+    def _asked_in_full(self, model: str, length: int) -> tuple[Endpoint, int, dict[str, Any]]:
+        """Ask through the first endpoint that this model has; return it, the tokens sent and the answer's usage."""
+        reasons = []
+        for endpoint in ENDPOINTS:
+            sent = prompt_length(self._verify, length, endpoint.answers_tokens)
+            try:
+                return endpoint, sent, self._ask(endpoint, model, sent, 1)
+            except NoSuchEndpoint as missing:
+                reasons.append(f"{endpoint.path}: {missing}")
+        raise Refused("; ".join(reasons))
 
     def _model(self) -> dict[str, Any]:
         try:
@@ -155,23 +202,19 @@ class ServerProof:
             if labels.get(name, "").isdigit():
                 setattr(self.progress, name, int(labels[name]))
 
-    def _ask(self, model: str, prompt_tokens: int, answer_tokens: int) -> dict[str, Any] | None:
-        """Send one request; return what it used, or None after noting why it was not answered."""
-        body = {"model": model, "prompt": token_ids(prompt_tokens), "max_tokens": answer_tokens}
+    def _ask(self, endpoint: Endpoint, model: str, prompt_tokens: int, answer_tokens: int) -> dict[str, Any]:
+        """Send one request and return what it used. Raises Refused where it is not answered."""
+        body = endpoint.body(model, token_ids(prompt_tokens), answer_tokens)
         try:
-            text = json.dumps({**body, "ignore_eos": True, "temperature": 0})
-            status, text = self._call("POST", "/v1/completions", text, timeout=None)
+            status, text = self._call("POST", endpoint.path, json.dumps(body), timeout=None)
+            answer = json.loads(text) if status == 200 else {}
             if status == 200:
-                return dict(json.loads(text).get("usage") or {})
+                return endpoint.usage(answer)
         except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
-            self._reject(f"no answer: {error or type(error).__name__}")
-            return None
-        self._reject(f"HTTP {status}: {error_message(text)}")
-        return None
-
-    def _reject(self, why: str) -> None:
-        self.progress.rejection = why
-        self.progress.is_finished = True
+            raise Refused(f"no answer: {error or type(error).__name__}") from error
+        why = error_message(text)
+        is_missing = status == 404 or (status in (400, 405, 501) and UNSUPPORTED.search(why))
+        raise (NoSuchEndpoint if is_missing else Refused)(f"HTTP {status}: {why}")
 
     def _get(self, path: str) -> str | None:
         """The body of a 200 answer, else None."""

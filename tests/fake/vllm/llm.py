@@ -43,7 +43,11 @@ class LLM:
         strike(launch.faults, "ready", None, launch.max_num_seqs, speech, number)
         self._service = Service(launch, engine, speech)
         cache = SimpleNamespace(num_gpu_blocks=engine.blocks, block_size=launch.scenario.page(launch.asked))
-        model_config = SimpleNamespace(max_model_len=self._service.reported_length, get_vocab_size=self._vocabulary)
+        model_config = SimpleNamespace(
+            max_model_len=self._service.reported_length,
+            get_vocab_size=self._vocabulary,
+            runner_type="pooling" if launch.scenario.pooling else "generate",
+        )
         self.llm_engine = SimpleNamespace(model_config=model_config)
         if launch.scenario.release >= (0, 8, 0):
             self.llm_engine.vllm_config = SimpleNamespace(cache_config=cache, model_config=model_config)
@@ -60,8 +64,22 @@ class LLM:
             SimpleNamespace(name=name, value=value) for name, value in zip(names, self._service.load(), strict=True)
         ]
 
+    def encode(self, prompts: Any, **_: Any) -> list[Any]:
+        """Give one vector for each prompt."""
+        answers = []
+        for prompt in prompts:
+            ids = prompt["prompt_token_ids"]
+            record(self._service.launch.number, "request", tokens=len(ids), max_tokens=0, first=ids[:8])
+            self._service.generate(ids, 0)
+            answers.append(SimpleNamespace(outputs=SimpleNamespace(embedding=[0.5, 0.5]), prompt_token_ids=ids))
+        return answers
+
+    embed = encode
+
     def generate(self, prompts: Any, sampling_params: SamplingParams | None = None, **_: Any) -> list[Any]:
         """Answer each prompt (``{"prompt_token_ids": [...]}``); a prompt that is too long is a ValueError."""
+        if self._service.launch.scenario.pooling:
+            raise ValueError("LLM.generate() is only supported for generative models.")
         asked = prompts if isinstance(prompts, list) else [prompts]
         max_tokens = (sampling_params or SamplingParams()).max_tokens
         answers = []
