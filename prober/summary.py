@@ -18,7 +18,7 @@ from prober.search import Reading
 HEADLINES = {
     Status.EXACT: "proven ceiling",
     Status.MODEL_LIMIT: "the model's own limit fits",
-    Status.AT_LEAST: "serves at the longest length asked for; longer was not tried",
+    Status.AT_LEAST: "serves; longer was not tried",
     Status.DOES_NOT_FIT: "does not fit",
     Status.UNSTABLE: "unstable: trials contradict each other",
     Status.INCONCLUSIVE: "no answer: could not tell",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -196,6 +197,29 @@ def test_a_needed_length_is_served_by_the_cheapest_first() -> None:
     assert [hit.row.model for hit in found.hits] == ["one", "two", "big"]
     found = ask(*rows[3:], model=None, need=32768)
     assert [(hit.row.model, hit.grade) for hit in found.hits] == [("starts", Grade.UNPROVEN)]
+
+
+@pytest.mark.parametrize("asked", [None, "0.28.0", "0.30.0"])
+def test_of_many_that_serve_the_cheapest_are_shown(monkeypatch: pytest.MonkeyPatch, asked: str | None) -> None:
+    chance = random.Random(20_261_201)
+    rows = [
+        a_row(
+            model=f"m{number}",
+            gpu_memory_mib=chance.choice([None, 23_034, 81_559]),
+            gpu_count=chance.choice([1, 2, 4]),
+            vllm_version=chance.choice(["0.28.0", "0.29.0"]),
+            max_model_len=chance.choice([None, chance.randint(1000, 9000)]),
+            environment=chance.choice([None, None, "VLLM_USE_V1=0"]),
+        )
+        for number in range(400)
+    ]
+    shown = ask(*rows, model=None, need=2000, vllm_version=asked).hits
+    monkeypatch.setattr("prober.matrix.lookup.MOST_OF_NEED", len(rows))
+    every = ask(*rows, model=None, need=2000, vllm_version=asked).hits
+    assert len(shown) == 50 < len(every)
+    costs = [(hit.row.gpu_memory_mib or 10**9) * (hit.row.gpu_count or 1) for hit in every]
+    assert costs[:9] == [23_034] * 9
+    assert [hit.row.max_model_len for hit in shown] == [hit.row.max_model_len for hit in every[:50]]
 
 
 def test_one_machine_that_cannot_serve_the_length_takes_its_combination_out() -> None:

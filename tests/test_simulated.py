@@ -17,7 +17,7 @@ import pytest
 
 from prober.observe import observe
 from prober.records import Bracket, Figures, Outcome, Stage, Status, Trial, Verdict, Verify
-from prober.search import LOWEST, Done, Space, halvings, narrow
+from prober.search import LOWEST, Done, Space, Strategy, narrow
 
 SEED = 20_261_201
 CASES = 400  # of each kind
@@ -68,11 +68,11 @@ class Machine:
         return Trial(str(self.launches), "c", "s", length, asked is None, Verify.FULL, verdict, 1.0, "2026-01-01")
 
 
-def search(machine: Machine) -> Done:
+def search(machine: Machine, strategy: Strategy = Strategy.HINTS) -> Done:
     trials: list[Trial] = []
     while True:
         seen = [o for trial in trials if (o := observe(trial, Verify.FULL)) is not None]
-        step = narrow(seen, Space(switches=machine.switches))
+        step = narrow(seen, Space(switches=machine.switches, strategy=strategy))
         if isinstance(step, Done):
             return step
         trials.append(machine.launch(step.length))
@@ -115,7 +115,18 @@ def group_check(chance: random.Random) -> Machine:
     return machine
 
 
-STABLE = [plain, unreserved, follows_length, two_regimes, group_check]
+def unequal_stages(chance: random.Random) -> Machine:
+    """Pipeline stages with other layers and other buffers: the poorest one binds, and not the same at each length."""
+    machine = plain(chance)
+    most = machine.blocks(1, 1)
+    stages = [(int(most * chance.uniform(0.7, 1)), chance.uniform(0, 0.05)) for _ in range(chance.choice([2, 4]))]
+    machine.blocks = lambda length, launch: max(
+        0, min(count - int(share * length / machine.block) for count, share in stages)
+    )
+    return machine
+
+
+STABLE = [plain, unreserved, follows_length, two_regimes, group_check, unequal_stages]
 
 
 def test_stable_truth_is_found_exactly_and_cheaply() -> None:
@@ -132,15 +143,18 @@ def test_stable_truth_is_found_exactly_and_cheaply() -> None:
 
 def checked(kind: Callable[[random.Random], Machine], seed: str) -> tuple[int, int]:
     """Search one machine, compare with its truth; return our launches and plain bisection's."""
-    machine = kind(random.Random(seed))
-    truth, done = machine.truth(), search(machine)
-    if truth == 0:
-        assert done.status is Status.DOES_NOT_FIT, seed
-    elif truth == machine.limit:
-        assert (done.status, done.bracket.serves) == (Status.MODEL_LIMIT, truth), seed
-    else:
-        assert (done.status, done.bracket) == (Status.EXACT, Bracket(truth, truth + 1)), seed
-    return machine.launches, 1 if truth == machine.limit else 1 + halvings(machine.limit - LOWEST + 1)
+    launches = []
+    for strategy in (Strategy.HINTS, Strategy.BISECT):
+        machine = kind(random.Random(seed))
+        truth, done = machine.truth(), search(machine, strategy)
+        if truth == 0:
+            assert done.status is Status.DOES_NOT_FIT, seed
+        elif truth == machine.limit:
+            assert (done.status, done.bracket.serves) == (Status.MODEL_LIMIT, truth), seed
+        else:
+            assert (done.status, done.bracket) == (Status.EXACT, Bracket(truth, truth + 1)), seed
+        launches.append(machine.launches)
+    return launches[0], launches[1]
 
 
 def spread(counts: list[int]) -> str:

@@ -51,7 +51,7 @@ def row_of(
             model_revision=model_revision or row.model_revision,
             vllm_version=next((version for version in (ceiling.machine.vllm_version, *seen) if version), None),
             status=ceiling.status,
-            ceiling_kind=ceiling_kind or _KINDS.get(ceiling.status),
+            ceiling_kind=ceiling_kind or _kind(ceiling),
             max_model_len=ceiling.max_model_len,
             recommended_max_model_len=recommended_max_model_len,
             served_max_model_len=ceiling.bracket.serves if ceiling.verify is Verify.FULL else None,
@@ -67,6 +67,13 @@ def row_of(
             prober_version=next((t.prober_version for t in reversed(ceiling.trials) if t.prober_version), None),
         )
     )
+
+
+def _kind(ceiling: Ceiling) -> CeilingKind | None:
+    """What limits the length; where longer was not tried, memory if vLLM itself says so, else the end asked for."""
+    if ceiling.status is Status.AT_LEAST and (ceiling.bracket.refused or _estimated(ceiling)):
+        return CeilingKind.MEMORY
+    return _KINDS.get(ceiling.status)
 
 
 def _with_command(row: Row) -> Row:

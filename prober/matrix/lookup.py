@@ -7,8 +7,10 @@ load); else reports. Never another type of GPU. No pandas on this path: an answe
 
 from __future__ import annotations
 
+import gc
 import shlex
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from operator import itemgetter
 from pathlib import Path
@@ -31,6 +33,8 @@ _SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 _combination = itemgetter(*(POSITION[name] for name in KEY if name != "machine"))
 _PROVEN, _STARTS, _STATUS = POSITION["max_model_len"], POSITION["starts_max_model_len"], POSITION["status"]
 _SOURCE, _SOURCE_URL, _MACHINE = POSITION["source"], POSITION["source_url"], POSITION["machine"]
+_MEMORY, _COUNT, _VERSION = POSITION["gpu_memory_mib"], POSITION["gpu_count"], POSITION["vllm_version"]
+MOST_OF_NEED = 50  # answers to --need that are shown: the cheapest of what is proven
 _DEFAULT_UTILIZATION_CHANGED = (0, 20)  # vLLM 0.20.0: 0.92, before 0.90
 
 
@@ -43,7 +47,8 @@ def look_up(results: Path, question: Question, now: datetime | None = None) -> A
         text = ""
     except (OSError, UnicodeDecodeError) as error:
         raise NotReady(f"{path} cannot be read: {error}.") from error
-    return _answer(read_cells(text, str(path)), question, now or datetime.now(UTC))
+    with _uncollected():
+        return _answer(read_cells(text, str(path)), question, now or datetime.now(UTC))
 
 
 def answer(rows: Iterable[Row], question: Question, now: datetime) -> Answer:
@@ -67,11 +72,25 @@ def _answer(records: Iterable[Cells], question: Question, now: datetime) -> Answ
     groups = _grouped(candidates())
     reference = question.vllm_version or max((unguard(v) for v in versions if v), key=version_order, default=None)
     hits = _rank(_hits(groups, question, reference, now), question)
+    if question.need is not None:
+        hits = hits[:MOST_OF_NEED]
     near: tuple[str, ...] = ()
     if not hits and question.model:
         known = {unguard(model) for model in models}
         near = tuple(m for m in near_models(question.model, known) if not same_model(question.model, m))
     return Answer(question, hits, near, _command(question))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector: nothing here is garbage yet, and it would look through every cell once more."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _filter(question: Question) -> Callable[[Cells], bool]:
@@ -93,7 +112,7 @@ def _filter(question: Question) -> Callable[[Cells], bool]:
             return False
         if not matches(question.gpu, cells[gpu_cell], gpus, same_gpu):
             return False
-        return all(cells[index] == size for index, size in sizes)
+        return not sizes or all(cells[index] == size for index, size in sizes)
 
     return is_candidate
 
@@ -130,16 +149,35 @@ def _grouped(candidates: Iterable[Cells]) -> Iterable[_Group]:
 
 
 def _hits(groups: Iterable[_Group], question: Question, reference: str | None, now: datetime) -> list[Hit]:
-    hits = []
+    """Grade what may answer. Of what serves a length the cheapest come first, and so many of the best are enough."""
+    need, asked = question.need, question.vllm_version
+    if need is not None:
+        enough = (group for group in groups if group.lowness[1] >= need)
+        groups = sorted(enough, key=lambda group: (not _is_version(group, asked), *_cheap_first(group)))
+    hits: list[Hit] = []
+    settled = 0
     for group in groups:
-        if question.need is not None and group.lowness[1] < question.need:
-            continue
+        if need is not None and settled >= MOST_OF_NEED:
+            break
+        best = Grade.EXACT if _is_version(group, asked) else Grade.BOUND  # what follows can be no better than this
         row = from_cells(group.lowest)
         grade, differs = _grade(row, question)
         if grade is not None:
             distance = version_distance(row.vllm_version, reference)
             hits.append(Hit(grade, row, len(group.machines), group.highest, differs, _age(row, now), distance))
+            settled += grade is best and row.max_model_len is not None
     return hits
+
+
+def _is_version(group: _Group, asked: str | None) -> bool:
+    return asked is None or unguard(group.lowest[_VERSION]) == asked
+
+
+def _cheap_first(group: _Group) -> tuple[float, int]:
+    """`_cost` of the group's row, from its cells."""
+    memory, count = group.lowest[_MEMORY], group.lowest[_COUNT]
+    total = float(_tokens(memory) * _tokens(count)) if memory and count else float("inf")
+    return total, -group.lowness[1]
 
 
 def _lowness(cells: Cells) -> tuple[int, int]:
@@ -248,7 +286,9 @@ def _rank(hits: list[Hit], question: Question) -> tuple[Hit, ...]:
         kept += [hit for hit in hits if hit.grade is grade]
     if question.need is not None:
         return tuple(sorted(kept, key=lambda hit: (grades.index(hit.grade), *_cost(hit.row), hit.row.model)))
-    return tuple(sorted(kept, key=lambda hit: (grades.index(hit.grade), *_reading_order(hit.row))))
+    # Of one grade, what asks for settings of the environment comes last.
+    in_order = sorted(kept, key=lambda hit: (hit.row.environment is not None, _reading_order(hit.row)))
+    return tuple(sorted(in_order, key=lambda hit: grades.index(hit.grade)))
 
 
 def _cost(row: Row) -> tuple[float, int]:
