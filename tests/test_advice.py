@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from prober.logs import estimates
+import pytest
+
+from prober.logs import causes, estimates
 from prober.logs.advice import fixes
 from prober.logs.remedies import Fix
+from prober.logs.rules import RULES
 from prober.records import Figures, Outcome, Stage, Verdict
 
 V1 = Figures(
@@ -112,8 +115,66 @@ def test_who_holds_the_memory_is_named() -> None:
 def test_heads_decide_the_tensor_parallel_size() -> None:
     evidence = "Total number of attention heads (28) must be divisible by tensor parallel size (8)"
     ways = of(Outcome.BAD_CONFIG, Figures(tensor_parallel_size=8), evidence=evidence, rule="attention_heads")
-    assert ways[0].value == 7
+    assert ways[0].value == 4  # not 7: KV heads, the vocabulary and the MLP are multiples of powers of two
     assert "1, 2, 4, 7, 14" in ways[0].why
+
+
+@pytest.mark.parametrize(("heads", "asked", "best"), [(12, 8, 4), (40, 3, 2), (25, 2, 1), (64, 6, 4), (45, 6, 1)])
+def test_no_more_devices_are_advised_than_were_asked_for(heads: int, asked: int, best: int) -> None:
+    evidence = f"Total number of attention heads ({heads}) must be divisible by tensor parallel size ({asked})"
+    figures = Figures(tensor_parallel_size=asked)
+    assert of(Outcome.BAD_CONFIG, figures, evidence=evidence, rule="attention_heads")[0].value == best
+
+
+def test_a_fraction_that_is_at_the_limit_already_is_not_raised() -> None:
+    for outcome in (Outcome.NO_KV_MEMORY, Outcome.KV_TOO_SMALL):
+        ways = of(outcome, Figures(gpu_memory_utilization=0.98, available_gib=-1.0))
+        assert not [fix for fix in ways if fix.flag == "--gpu-memory-utilization"]
+        assert ways[-1].why.startswith("it is 0.98 already")
+
+
+def test_memory_that_the_process_holds_itself_is_not_to_be_freed() -> None:
+    evidence = "GPU 0 has a total capacity of 24.00 GiB of which 9.00 MiB is free. this process has 23.10 GiB memory"
+    for stage in (Stage.LOAD, Stage.PROFILE):
+        ways = of(Outcome.DEVICE_OOM, Figures(total_gib=24.0), stage, evidence=evidence)
+        assert "free device memory" not in [fix.action for fix in ways]
+    assert of(Outcome.DEVICE_OOM, Figures(total_gib=48.0), Stage.LOAD, evidence=evidence)[0].action.startswith("free")
+
+
+def test_memory_that_ran_out_somewhere_is_advised_for_every_step() -> None:
+    ways = of(Outcome.DEVICE_OOM, Figures(), Stage.PROFILE, rule="device_oom_somewhere")
+    actions = [fix.action for fix in ways]
+    assert {"free device memory", "batch fewer tokens", "use quantized weights"} <= set(actions)
+
+
+def test_host_memory_that_runs_out_over_the_weights_is_not_a_matter_of_sequences() -> None:
+    assert of(Outcome.HOST_OOM, Figures(), Stage.LOAD)[0].action == "give the process more host memory"
+    assert of(Outcome.HOST_OOM, Figures(), Stage.CAPTURE)[0].flag == "--max-num-seqs"
+
+
+@pytest.mark.parametrize(
+    ("stage", "evidence", "action"),
+    [
+        (Stage.CONFIG, "ImportError: /opt/x/_C.abi3.so: undefined symbol: _ZN9otter", "mend the installation"),
+        (Stage.CONFIG, "ImportError: libotter.so.13: cannot open shared object file", "mend the installation"),
+        (
+            Stage.LOAD,
+            "KeyError: 'layers.0.mlp.otter_proj.weight'",
+            "check that this version of vLLM fits this checkpoint",
+        ),
+        (Stage.COMPILE, "torch._inductor.exc.InductorError: AttributeError: otter", "start without compilation"),
+        (Stage.CONFIG, "PermissionError: [Errno 13] Permission denied: '/x'", "correct the path or its permissions"),
+        (Stage.PROFILE, "RuntimeError: an otter", "look this error up for your version of vLLM"),
+    ],
+)
+def test_an_error_that_no_rule_knows_is_advised_by_what_it_says(stage: Stage, evidence: str, action: str) -> None:
+    ways = of(Outcome.CRASH, Figures(), stage, evidence=evidence, rule="exception")
+    assert [fix.action for fix in ways] == [action]
+
+
+def test_every_rule_that_ends_a_start_has_a_way_out_of_its_own() -> None:
+    plain = [rule.name for rule in RULES if rule.outcome is Outcome.CRASH and rule.name not in causes.CRASHES]
+    assert not plain
 
 
 def test_slots_and_limits_are_the_message_s_own_numbers() -> None:

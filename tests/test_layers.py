@@ -26,8 +26,8 @@ LAYERS = {
         search observe flags axes margin predict checkpoint summary scrub
         fleet.plan_table fleet.plan fleet.known_rows fleet.cells fleet.jobs fleet.placement fleet.nightly
         fleet.nightly_text fleet.openmetrics fleet.version_search
-        logs.patterns logs.rules logs.marks logs.figures logs.logtext logs.needles logs.wrapped logs.startup
-        logs.verdict logs.estimates logs.remedies logs.advice logs.explain logs.imported
+        logs.patterns logs.rules logs.marks logs.figures logs.logtext logs.needles logs.wrapped logs.tracebacks
+        logs.startup logs.verdict logs.estimates logs.remedies logs.causes logs.advice logs.explain logs.imported
         matrix.public_text matrix.trial_json matrix.table matrix.ceiling_row matrix.naming matrix.serve_flags
         matrix.lookup_text matrix.merge matrix.diff matrix.schema_pages
         trials.patience

@@ -6,10 +6,10 @@ import time
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from prober.logs.marks import FIGURES, STAGES
+from prober.logs.marks import FIGURES, FRAMES, OUTER_FRAMES, STAGES
 from prober.logs.rules import RULES, WRAPPERS
 from prober.logs.verdict import Reader, classify, conclude
 from prober.records import Outcome, Verdict
@@ -18,7 +18,12 @@ REFUSAL = (
     b"ValueError: The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in KV "
     b"cache (7344). Try increasing `gpu_memory_utilization`\n"
 )
-TEXTS = [rule.template.text for rule in (*RULES, *WRAPPERS)] + [t.text for t in FIGURES] + [t.text for _, t in STAGES]
+NAMES = {rule.name for rule in RULES}
+TEXTS = (
+    [rule.template.text for rule in (*RULES, *WRAPPERS)]
+    + [t.text for t in FIGURES]
+    + [t.text for _, t in STAGES + FRAMES + OUTER_FRAMES]
+)
 
 
 @settings(max_examples=300, deadline=None)
@@ -38,6 +43,8 @@ def test_no_log_raises_and_every_reading_is_a_verdict(parts: list[bytes], size: 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=300), st.text(max_size=300))
 def test_text_around_a_refusal_does_not_hide_it(before: str, after: str) -> None:
+    # Texts are drawn from the rules' own words, too: a message is no text around one.
+    assume(not {classify(part.encode("utf-8", "replace")).rule for part in (before, after)} & NAMES)
     content = f"{before}\n".encode("utf-8", "replace") + REFUSAL + after.encode("utf-8", "replace")
     found = classify(b"start\n" + content)
     assert found.outcome is Outcome.KV_TOO_SMALL

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 
-from prober.logs import estimates
+from prober.logs import causes, estimates
 from prober.logs.estimates import HIGHEST_UTILIZATION
 from prober.logs.remedies import (
     Fix,
@@ -70,6 +70,12 @@ def _no_kv_memory(verdict: Verdict) -> Iterator[Fix]:
 
 def _device_oom(verdict: Verdict) -> Iterator[Fix]:
     figures = verdict.figures
+    if verdict.rule == "device_oom_somewhere":
+        yield from free_memory(verdict)
+        yield from smaller_working_set(figures, None)
+        yield from more_devices(figures, None)
+        yield from smaller_weights(figures, None)
+        return
     if verdict.stage is Stage.LOAD:
         yield from free_memory(verdict)
         yield from more_devices(figures, None)
@@ -89,6 +95,12 @@ def _device_oom(verdict: Verdict) -> Iterator[Fix]:
 
 
 def _host_oom(verdict: Verdict) -> Iterator[Fix]:
+    room = Fix(
+        "give the process more host memory", None, None, None,
+        "a higher limit of the container, or fewer other processes; weights pass through it, and swap space is in it",
+    )  # fmt: skip
+    if verdict.stage in (Stage.CONFIG, Stage.DOWNLOAD, Stage.LOAD) and verdict.rule != "guard":
+        yield room
     yield from fewer_sequences(verdict.figures)
     yield from half_the_length(verdict.figures)
     yield Fix("free host memory", None, None, None, "host buffers grow with max_num_seqs × max_model_len")
@@ -134,6 +146,13 @@ def _too_short(verdict: Verdict) -> Iterator[Fix]:
     if verdict.rule == "prefill_threshold":
         yield Fix("ask for a longer length", "--max-model-len", None, None, "it must reach the prefill threshold")
         return
+    if verdict.rule == "multimodal_prompt":
+        length = re.search(r"prompt \(length (\d+)\)", verdict.evidence)
+        yield Fix(
+            "ask for a longer length", "--max-model-len", int(length[1]) if length else None, None,
+            "text and multimodal tokens of one prompt must fit; fewer items per prompt (--limit-mm-per-prompt), too",
+        )  # fmt: skip
+        return
     item = re.search(r"max_tokens_per_mm_item \((\d+)\)", verdict.evidence)
     yield Fix(
         "raise max_num_batched_tokens", "--max-num-batched-tokens", int(item[1]) if item else None, None,
@@ -156,27 +175,22 @@ def _bad_config(verdict: Verdict) -> Iterator[Fix]:
     heads = re.search(r"attention heads \((\d+)\)", verdict.evidence)
     if heads:
         sizes = [size for size in estimates.divisors(int(heads[1])) if size <= 16]
-        wanted = verdict.figures.tensor_parallel_size or 1
-        best = min(sizes, key=lambda size: (abs(size - wanted), size))
+        fewer = [size for size in sizes if size <= (verdict.figures.tensor_parallel_size or 1)]
+        # The other dimensions of a model are multiples of powers of two; more devices there may not be.
+        best = max(fewer, key=lambda size: (size.bit_count() == 1, size))
         yield Fix(
             "use a tensor-parallel size that divides the heads", "--tensor-parallel-size", best, None,
-            f"{heads[1]} attention heads allow {', '.join(map(str, sizes))}",
+            f"{heads[1]} attention heads allow {', '.join(map(str, sizes))}, if the model's other dimensions do; "
+            "--pipeline-parallel-size uses any number of devices",
         )  # fmt: skip
         return
-    action, flag, value, why = _CONFIG.get(verdict.rule or "", _CONFIG_UNKNOWN)
+    action, flag, value, why = causes.CONFIG.get(verdict.rule or "", causes.CONFIG_UNKNOWN)
     yield Fix(action, flag, value, None, why)
 
 
 def _crash(verdict: Verdict) -> Iterator[Fix]:
-    if verdict.rule in _CRASHES:
-        action, why = _CRASHES[verdict.rule]
-        yield Fix(action, None, None, None, why)
-        return
-    yield Fix(
-        "bring the part of the log before this line", None, None, None,
-        "this only says that another process failed; its own ERROR lines or traceback (EngineCore, Worker) stand "
-        "above, on stderr as well as on stdout",
-    )  # fmt: skip
+    action, flag, value, why = causes.of_crash(verdict)
+    yield Fix(action, flag, value, None, why)
 
 
 def _timeout(_: Verdict) -> Iterator[Fix]:
@@ -185,28 +199,6 @@ def _timeout(_: Verdict) -> Iterator[Fix]:
         "a slow disk or download looks like this; a hung collective does too, then the workers' logs say more",
     )  # fmt: skip
 
-
-_CONFIG_UNKNOWN = ("correct the configuration", None, None, "no length can work before this is changed")
-_CONFIG: dict[str, tuple[str, str | None, int | float | str | None, str]] = {
-    "bfloat16": ("use float16", "--dtype", "half", "this device has no bfloat16"),
-    "gated_repo": ("get access to the model", "HF_TOKEN", None, "accept the model's terms and log in"),
-    "no_access": ("get access to the model", "HF_TOKEN", None, "the Hub refused the token, or there is none"),
-    "no_model": ("correct the model's name or path", "--model", None, "nothing is there under this name"),
-    "remote_code": ("allow the model's own code", "--trust-remote-code", None, "read it first: it runs here"),
-    "architecture": ("use a vLLM that knows this model", None, None, "this version has no implementation of it"),
-    "arguments": ("correct the arguments", None, None, "vLLM did not understand the command line"),
-    "too_few_devices": ("use fewer devices", "--tensor-parallel-size", None, "more are asked for than are visible"),
-    "batched_tokens": ("raise max_num_batched_tokens", "--max-num-batched-tokens", None, "it limits length and batch"),
-}
-_CRASHES = {
-    "port_taken": ("use another port", "another server listens on this one"),
-    "disk_full": ("free disk space", "the disk, or /dev/shm, is full"),
-    "driver": ("mend the driver", "CUDA does not see a device; nvidia-smi says more"),
-    "no_network": ("mend the network, or fill the cache", "the Hub was not reached"),
-    "collective": ("mend the collective communication", "NCCL failed; NCCL_DEBUG=INFO says why"),
-    "illegal_access": ("try another attention backend or version", "a kernel read outside its memory"),
-    "exit_status": ("bring the whole log", "the process ended and its log holds no cause"),
-}
 
 _ADVICE: dict[Outcome, Callable[[Verdict], Iterator[Fix]]] = {
     Outcome.KV_TOO_SMALL: _kv_too_small,

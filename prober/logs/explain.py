@@ -9,7 +9,7 @@ from prober.logs import estimates
 from prober.logs.advice import fixes
 from prober.logs.remedies import Fix
 from prober.logs.verdict import Reader
-from prober.records import Figures, Outcome, Verdict
+from prober.records import Figures, Outcome, Stage, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,20 @@ def _sentence(verdict: Verdict) -> str:
         return f"{length} is more than the model's own limit of {figures.model_limit:,}."
     if verdict.outcome is Outcome.SEQUENCE_SLOTS and figures.sequence_slots is not None:
         return f"The Mamba cache has {figures.sequence_slots:,} slots, fewer than max_num_seqs asks for."
+    stage = _STAGES.get(str(verdict.stage), str(verdict.stage))
     if verdict.outcome is Outcome.CRASH and verdict.rule in ("engine_core", "engine_process", "worker"):
-        return "The start failed, but this part of the log only wraps a cause that it does not show."
-    return _SENTENCES[verdict.outcome].format(stage=_STAGES.get(str(verdict.stage), str(verdict.stage)))
+        when = "" if verdict.stage is Stage.CONFIG else f" while {stage}"
+        return f"The start failed{when}, but this part of the log only wraps a cause that it does not show."
+    if verdict.outcome is Outcome.CRASH and verdict.rule == "traceback":
+        when = "" if verdict.stage is Stage.CONFIG else f", raised while {stage}"
+        return f"The log stops inside a traceback{when}: the line that names the error is missing."
+    if verdict.rule == "device_oom_somewhere":
+        return "Device memory ran out; the log does not show at which step."
+    if verdict.stage is Stage.CONFIG and verdict.outcome in _SOMEWHERE:
+        return _SOMEWHERE[verdict.outcome]  # where every log begins: it may as well show only another part
+    if verdict.outcome is Outcome.CRASH and verdict.stage is Stage.SERVE:
+        return "The server failed while serving a request, for a reason that says nothing about memory."
+    return _SENTENCES[verdict.outcome].format(stage=stage)
 
 
 def _than(figures: Figures) -> str:
@@ -134,6 +145,12 @@ _STAGES = {
     "capture": "capturing CUDA graphs or warming up",
     "ready": "being ready",
     "serve": "serving a request",
+}
+_SOMEWHERE = {
+    Outcome.HOST_OOM: "Host memory ran out.",
+    Outcome.TIMEOUT: "A part of the engine did not answer in time.",
+    Outcome.CRASH: "The start failed, for a reason that says nothing about memory.",
+    Outcome.UNFINISHED: "The log holds neither a failure nor readiness, nor any step after the configuration.",
 }
 _SENTENCES = {
     Outcome.FITS: "The server answered a request of this length.",

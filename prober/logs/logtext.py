@@ -29,7 +29,7 @@ _PREFIX = re.compile(
             r"\s+",
             _PROCESS,
             _HEADER,
-            r"(?:\[rank\d{1,6}\]:)?(?P<glog>[IWEF])\d{4} \d\d:\d\d:\d\d[^\]\n]{1,200}\]",  # torch's own log
+            r"(?:\[rank\d{1,6}\]:)?\[?(?P<glog>[IWEF])\d{3,4} \d\d:\d\d:\d\d[^\]\n]{1,200}\]",  # torch's own log
             r"\[rank(?P<torch_rank>\d{1,6})\]:",
             r"\[\d+,\d+\]<std(?:out|err)>:",  # mpirun
             r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]{0,12}(?:Z|[+-]\d\d:?\d\d)?\]?"

@@ -24,6 +24,7 @@ STAGES: tuple[tuple[Stage, Template], ...] = tuple(
             Stage.LOAD,
             (
                 "Starting to load model",
+                "Loading drafter model",
                 "Loading safetensors checkpoint shards",
                 "Loading pt checkpoint shards",
                 "Loading weights took",
@@ -71,6 +72,7 @@ STAGES: tuple[tuple[Stage, Template], ...] = tuple(
                 "Capturing the model for CUDA graphs",
                 "Capturing cudagraphs for decoding",
                 "Capturing CUDA graph",
+                "[Warmup][",  # HPU
                 "CUDA graphs can take additional",
                 "Graph capturing finished",
                 "Compile and warming up model",
@@ -85,38 +87,69 @@ STAGES: tuple[tuple[Stage, Template], ...] = tuple(
 # The server says so itself. Only these take back a failure that stood before them.
 READY: tuple[Template, ...] = (Template("Application startup complete"), Template("Uvicorn running on"))
 # It answers, so it must have become ready; printed on a timer too, also by a server whose engine has just died.
-SERVING: tuple[Template, ...] = (Template("Avg prompt throughput: "), Template("Processed prompts: "))
+SERVING: tuple[Template, ...] = (
+    *(Template("Avg prompt throughput: "), Template("Processed prompts: ")),
+    *(Template("Added request "), Template('"POST /v1/{completions|chat/completions} HTTP/')),
+)
 
-# The frames of a traceback say where it was raised, also when the log is cut or another process has come further.
+# The functions in the frames of a traceback say where it was raised, also when the log is cut or another process has
+# come further. Of one traceback the outermost counts.
 FRAMES: tuple[tuple[Stage, Template], ...] = tuple(
-    (stage, Template(text))
-    for stage, texts in (
-        (Stage.LOAD, ("in load_model", "in load_weights", "in create_weights", "in initialize_model")),
+    (stage, Template(name))
+    for stage, names in (
+        (
+            Stage.CONFIG,
+            ("init_device", "init_worker_distributed_environment", "initialize_model_parallel", "create_engine_config"),
+        ),
+        (
+            Stage.LOAD,
+            (
+                *("load_model", "load_weights", "create_weights", "initialize_model", "_initialize_model"),
+                *("make_layers", "process_weights_after_loading", "_get_quantization_config"),
+            ),
+        ),
         (
             Stage.PROFILE,
-            ("in profile_run", "in determine_available_memory", "in determine_num_available_blocks", "in _dummy_run"),
+            ("profile_run", "determine_available_memory", "determine_num_available_blocks"),
         ),
         (
             Stage.KV_CACHE,
-            ("in allocate_kv_cache", "in _allocate_kv_cache", "in initialize_kv_cache", "in _init_cache_engine"),
+            (
+                *("allocate_kv_cache", "_allocate_kv_cache", "initialize_kv_cache", "_init_cache_engine"),
+                *("raise_if_cache_size_invalid", "check_enough_kv_cache_memory", "get_kv_cache_configs"),
+                *("get_kv_cache_config",),
+            ),
         ),
         (
             Stage.CAPTURE,
             (
-                "in capture_model",
-                "in compile_or_warm_up_model",
-                "in _dummy_sampler_run",
-                "in _capture_cudagraphs",
-                "in capture_end",
+                *("capture_model", "compile_or_warm_up_model", "_capture_cudagraphs", "_warm_up_model"),
+                *("warm_up_model", "warmup_model", "kernel_warmup", "capture_begin", "capture_end"),
                 "torch/cuda/graphs.py",
-                "in capture_begin",
-                "in warm_up_model",
-                "in kernel_warmup",
+            ),
+        ),
+        (
+            Stage.SERVE,
+            (
+                *("run_busy_loop", "_process_engine_step", "run_engine_loop", "engine_step", "step_async"),
+                *("start_worker_execution_loop", "execute_model_async", "output_handler", "run_asgi"),
             ),
         ),
     )
-    for text in texts
+    for name in names
 )
+# These contain or belong to several stages: a frame of the other kind says more.
+OUTER_FRAMES: tuple[tuple[Stage, Template], ...] = tuple(
+    (stage, Template(name))
+    for stage, names in (
+        (Stage.COMPILE, ("torch/_inductor/",)),
+        (Stage.PROFILE, ("_initialize_kv_caches", "_dummy_run")),
+        (Stage.KV_CACHE, ("initialize_cache", "initialize_from_config")),
+        (Stage.CAPTURE, ("_dummy_sampler_run",)),
+    )
+    for name in names
+)
+FRAME = Template('", line {}, in ')
 
 # A new server in the same log: what stood before belongs to an earlier start.
 SERVER_STARTS: tuple[Template, ...] = (Template("vLLM API server version"),)
@@ -125,7 +158,11 @@ ENGINE_STARTS: tuple[Template, ...] = (Template("Initializing a{n|} {V0 |V1 |}LL
 TRACEBACK = Template("Traceback (most recent call last)")
 LOGGING_ERROR = Template("--- Logging error ---")
 LOGGING_ERROR_END = Template("Arguments: ")
-EXCEPTIONS = (TRACEBACK, LOGGING_ERROR, LOGGING_ERROR_END, Template("Error: "), Template("Exception: "))
+EXCEPTIONS = (
+    *(TRACEBACK, LOGGING_ERROR, LOGGING_ERROR_END),
+    *(Template("Error: "), Template("Exception: "), Template("Error("), Template("Exception(")),
+    *(Template("AssertionError"), Template("NotImplementedError"), Template("BackendCompilerFailed")),
+)
 
 FIGURES: tuple[Template, ...] = tuple(
     Template(text)
@@ -154,6 +191,7 @@ FIGURES: tuple[Template, ...] = tuple(
         "Overriding num_gpu_blocks={} with num_gpu_blocks_override={override_blocks}",
         "Replacing profiled num_gpu_blocks={} with forced_num_gpu_blocks={override_blocks}",
         "Loading model weights took {weights_gib:gib}",
+        "Loading model weights took in total {weights_gib:gib}",
         "Model loading took {weights_gib:gib}",
         "model weights take {weights_gib:gib}",
         "{weights_gib:gib} for weight",

@@ -36,10 +36,15 @@ def higher_utilization(figures: Figures) -> Iterator[Fix]:
     if missing is None and figures.available_gib is not None and figures.available_gib <= 0:
         missing = -figures.available_gib + 0.01
     now = estimates.utilization(figures)
+    if now >= HIGHEST_UTILIZATION:
+        yield Fix(
+            "do not raise gpu_memory_utilization", None, None, None,
+            f"it is {now:g} already; above {HIGHEST_UTILIZATION} graphs, the driver and neighbours run out of memory",
+        )  # fmt: skip
+        return
     if missing is None:
         yield Fix(
-            "raise gpu_memory_utilization", "--gpu-memory-utilization",
-            HIGHEST_UTILIZATION if now < HIGHEST_UTILIZATION else None, None,
+            "raise gpu_memory_utilization", "--gpu-memory-utilization", HIGHEST_UTILIZATION, None,
             f"now {now:.2f}; the log does not say how much is missing; {HIGHEST_UTILIZATION} is the most to try",
         )  # fmt: skip
         return
@@ -154,6 +159,8 @@ def half_the_length(figures: Figures) -> Iterator[Fix]:
 
 
 def free_memory(verdict: Verdict) -> Iterator[Fix]:
+    if _holds_all_itself(verdict):
+        return
     holders = re.findall(r"Process (\d+) has ([\d.]+ [GM]iB) memory in use", verdict.evidence)
     figures = verdict.figures
     if holders:
@@ -163,6 +170,13 @@ def free_memory(verdict: Verdict) -> Iterator[Fix]:
     else:
         who = "nvidia-smi shows who holds it; a server that was just stopped needs some seconds"
     yield Fix("free device memory", None, None, None, who)
+
+
+def _holds_all_itself(verdict: Verdict) -> bool:
+    """The message says that this process has nearly all of the device: there is nobody to free it from."""
+    held = re.search(r"this process has ([\d.]+) GiB|([\d.]+) GiB already allocated", verdict.evidence)
+    total = verdict.figures.total_gib
+    return held is not None and total is not None and float(held[1] or held[2]) > 0.9 * total
 
 
 def _within(length: int | None, figures: Figures) -> int | None:

@@ -7,6 +7,7 @@ A new failure mode is one line here and one log in tests/logs. ``stage=None``: h
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from prober.logs.patterns import Template
@@ -92,6 +93,10 @@ _SHORT = _rules(
     (
         "prefill_threshold",
         "long_prefill_token_threshold ({}) cannot be greater than the max_model_len ({requested_max_model_len})",
+    ),
+    (
+        "multimodal_prompt",
+        "prompt (length {}) is longer than the maximum model length of {requested_max_model_len}. Make sure that `max_model_len` is no smaller than the number of text tokens plus multimodal tokens",
     ),
 )
 
@@ -280,6 +285,7 @@ _LOAD_OOM = _rules(
     Outcome.DEVICE_OOM,
     Stage.LOAD,
     ("load_oom", "Failed to load model - not enough GPU memory"),
+    ("load_oom", "Failed to create {*}weights: {CUDA|HIP|NPU|XPU} out of memory"),
 )
 
 _HOST_OOM = _rules(
@@ -287,6 +293,8 @@ _HOST_OOM = _rules(
     None,
     ("kernel_kill", "{Out of memory|Memory cgroup out of memory}: Kill"),
     ("kernel_kill", "oom-kill:"),
+    ("kernel_kill", "killed by the OOM killer"),  # systemd
+    ("kernel_kill", "Failed with result 'oom-kill'"),
     ("kernel_kill", "oom_reaper: reaped process"),
     ("kernel_kill", "OOMKilled"),
     ("ray_memory_monitor", "node running low on memory"),
@@ -314,8 +322,19 @@ _MACHINE = _rules(
     ("driver", "No CUDA GPUs are available"),
     ("driver", "The NVIDIA driver on your system is too old"),
     ("driver", "CUDA driver version is insufficient for CUDA runtime version"),
+    ("driver", "Unexpected error from cudaGetDeviceCount()"),
+    ("driver", "CUDA unknown error - this may be due to"),
+    ("driver", "No HIP GPUs are available"),
+    ("driver", "could not select device driver"),
+    ("driver", "nvidia-container-cli: "),
+    ("broken_memory", "uncorrectable ECC error"),
+    ("compiler", "Failed to find C compiler"),
+    ("compiler", "Could not find nvcc"),
+    ("compiler", "Python.h: No such file or directory"),
     ("illegal_access", "an illegal memory access was encountered"),
     ("collective", "NCCL error"),
+    ("collective", "Watchdog caught collective operation timeout"),
+    ("collective", "torch.distributed.Dist{Network|Store|Backend}Error"),
 )
 
 # Without a network every model looks as if it were not there.
@@ -326,6 +345,8 @@ _NETWORK = _rules(
     ("no_network", "Max retries exceeded with url"),
     ("no_network", "NameResolutionError"),
     ("no_network", "LocalEntryNotFoundError"),
+    ("no_network", "429 Client Error"),
+    ("download", "Consistency check failed: file should be of size"),
 )
 
 # A log that holds both one of these and a refusal for capacity shows that these did no harm: they come later.
@@ -336,9 +357,9 @@ _FILES = _rules(
     ("gated_repo", "You are trying to access a gated repo"),
     ("gated_repo", "Cannot access gated repo"),
     ("gated_repo", "GatedRepoError"),
-    ("no_access", "{401|403} Client Error"),
-    ("no_model", "Repository Not Found for url"),
+    ("no_model", "Repository Not Found for url"),  # the Hub answers 401 to who asks for one that does not exist
     ("no_model", "RepositoryNotFoundError"),
+    ("no_access", "{401|403} Client Error"),
     ("no_model", "is not a local folder and is not a valid model identifier"),
     ("no_model", "Invalid repository ID or local directory specified"),
     ("no_model", "Repo id must {be in the form|use alphanumeric}"),
@@ -369,9 +390,47 @@ _FILES = _rules(
     ("arguments", "vllm: error: "),
 )
 
+_MODEL = _rules(
+    Outcome.BAD_CONFIG,
+    Stage.CONFIG,
+    ("config_format", "Unrecognized model in {*}Should have a `model_type` key"),
+    ("config_format", "`rope_scaling` must be a dictionary with two fields"),
+    ("config_format", "Unknown RoPE scaling type"),
+    ("tokenizer", "Tokenizer class {*}does not exist or is not currently imported"),
+    ("quantization", "Cannot find any of {*}in the model's quantization config"),
+    ("quantization", "Cannot find the config file for "),
+    ("tool_parser", "--enable-auto-tool-choice requires --tool-call-parser"),
+    ("tool_parser", "invalid {tool call|reasoning} parser: "),
+    ("chat_template", "looks like a file path, but it failed to be opened"),
+    ("lora", "is greater than max_lora_rank"),
+    ("swap_space", "Too large swap space. {*}total CPU memory"),
+    ("ray_devices", "Ray does not allocate any GPUs on the driver node"),
+    ("forked", "Cannot re-initialize CUDA in forked subprocess"),
+    ("main_guard", "start a new process before the current process has finished its bootstrapping phase"),
+)
+
+# The model's weights and kernels against this version, its build and this device.
+_BUILD = _rules(
+    Outcome.BAD_CONFIG,
+    None,
+    ("weights_names", "Following weights were not initialized from checkpoint"),
+    ("weights_names", "There is no module or parameter named "),
+    ("quantization", "Marlin does not support weight_bits"),
+    ("quant_groups", "is not divisible by min_thread_{k|n}"),
+    ("quant_groups", "output size is not aligned with the quantized weight shape"),
+    ("too_few_devices", "{CUDA|HIP} error: invalid device ordinal"),
+    ("kernel_image", "device kernel image is invalid"),
+    ("kernel_image", "{CUDA|HIP} error: invalid device function"),
+    ("kernel_image", "the provided PTX was compiled with an unsupported toolchain"),
+    ("kernel_resources", "out of resource: shared memory"),
+    ("attention_backend", "Head size {} is not supported by"),
+    ("attention_backend", "FlashAttention only supports Ampere GPUs or newer"),
+)
+
 _CONFIG_WRAP = _rules(
     Outcome.BAD_CONFIG,
     Stage.CONFIG,
+    ("validation", "Value error, "),  # the line of a validation error that says why
     (
         "validation",
         "validation {error|errors} for {ModelConfig|VllmConfig|SchedulerConfig|ParallelConfig|CacheConfig|EngineArgs}",
@@ -396,12 +455,23 @@ RULES: tuple[Rule, ...] = (
     *_UNSERVABLE,
     *_NETWORK,
     *_FILES,
+    *_MODEL,
+    *_BUILD,
     *_CONFIG_WRAP,
     *_MACHINE,
 )
 
 # A request's own trouble reads like one of these, so they count only while the server starts.
 ONLY_BEFORE_READY = (Outcome.BAD_CONFIG, Outcome.OVER_MODEL_LIMIT, Outcome.TOO_SHORT)
+
+# These of them stand above the traceback that says why; the others below it.
+OPENING = re.compile(
+    r"failed to start\.?\s*$|hit an exception|encountered a fatal error|Exception in worker|Error executing method"
+    r"|background task failed"
+)
+
+# A server that is stopped ends like this, too.
+ONLY_WHILE_STARTING = ("killed", "probe")
 
 # Lines that any failure ends with. They decide nothing: the cause is somewhere else, or not in the log at all.
 WRAPPERS: tuple[Rule, ...] = (
@@ -426,6 +496,7 @@ WRAPPERS: tuple[Rule, ...] = (
         ("engine_process", "RPCServer process died"),
         ("engine_process", "Task finished unexpectedly. This should never happen"),
         ("engine_process", "Engine loop has died"),
+        ("engine_process", "Engine background task failed"),
         ("engine_process", "MQLLMEngine is already dead"),
         ("engine_process", "EngineDeadError"),
         ("engine_process", "Got fatal signal from worker processes"),
@@ -440,7 +511,16 @@ WRAPPERS: tuple[Rule, ...] = (
         ("worker", "RayWorkerProc {*}{failed|died unexpectedly}"),
         ("worker", "Exception in worker "),
         ("worker", "Error executing method "),
+        ("killed", "died, exit code: -9"),
+        ("killed", "exited with code 137"),
+        ("killed", "code=killed, status=9/KILL"),
+        ("killed", "line {}: {} Killed"),
+        ("probe", "failed {liveness|startup} probe, will be restarted"),
+        ("signal", "Fatal Python error: "),
+        ("signal", "{Segmentation fault|Illegal instruction|Aborted|Bus error} (core dumped)"),
         ("worker", "Worker {*} pid {} died, exit code"),
+        ("worker", "because its worker process has died"),
+        ("worker", "worker exited with exit code"),
         ("worker", "ChildProcessError: worker died"),
         ("worker", "died with exit code"),
         ("worker", "SIGUSR1 handler not installed"),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prober.logs.figures import Ledger
 from prober.logs.logtext import Record, excerpt, level_before
 from prober.logs.marks import (
     ENGINE_STARTS,
     FIGURES,
-    FRAMES,
     LOGGING_ERROR,
     LOGGING_ERROR_END,
     READY,
@@ -20,14 +19,21 @@ from prober.logs.marks import (
     TRACEBACK,
 )
 from prober.logs.patterns import Template
-from prober.logs.rules import ONLY_BEFORE_READY, RULES, WRAPPERS, Rule
+from prober.logs.rules import ONLY_BEFORE_READY, ONLY_WHILE_STARTING, OPENING, RULES, WRAPPERS, Rule
+from prober.logs.tracebacks import Tracebacks
 from prober.logs.wrapped import Window, join
 from prober.records import Figures, Outcome, Stage, Verdict
 
 ORDER = {stage: place for place, stage in enumerate(Stage)}
 
 _QUOTED = ("Message: ", "Arguments: ")
-_EXCEPTION = re.compile(r"(?:^|\] )(?:[A-Za-z_][\w.]{0,120})?(?:Error|Exception|Exit|Interrupt)(?:: |$|\()")
+# At the beginning of a line, behind a prefix, or quoted there as people paste it.
+_EXCEPTION = re.compile(
+    r"(?:^[\s`\"'“>*]{0,4}|\]:? ?)(?:[A-Za-z_][\w.]{0,120})?(?:Error|Exception|Exit|Interrupt|CompilerFailed)"
+    r"(?:: |$|\()"
+)
+# What other processes and threads raise when one has failed; and what a user does about a start that hangs.
+_AFTERMATH = re.compile(r"CancelledError|KeyboardInterrupt|SystemExit|BrokenPipeError|ConnectionResetError|EOFError")
 _SOURCE_ECHO = re.compile(r"^(?:raise|assert|f?[\"'])")
 _HARMLESS_LEVELS = ("DEBUG", "INFO", "WARNING")
 _WARNING_TEXT = re.compile(r"\b[A-Z]\w{0,40}Warning: ")
@@ -35,10 +41,11 @@ _WARNING_TEXT = re.compile(r"\b[A-Z]\w{0,40}Warning: ")
 _RULE_AT = {rule.template: index for index, rule in enumerate(RULES)}
 _WRAPPER_AT = {rule.template: index for index, rule in enumerate(WRAPPERS)}
 _STAGE_OF = {template: stage for stage, template in STAGES}
-_FRAME_OF = {template: stage for stage, template in FRAMES}
 _FIGURES = frozenset(FIGURES)
 _NO_ROOM = Rule("no_room", Outcome.NO_KV_MEMORY, Stage.KV_CACHE, Template("no room"))
 _UNKNOWN = Rule("exception", Outcome.CRASH, None, Template("Error"))
+_SOMEWHERE = Rule("device_oom_somewhere", Outcome.DEVICE_OOM, None, Template("out of memory"))
+_CUT = Rule("traceback", Outcome.CRASH, None, Template("Traceback"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +58,11 @@ class _Hit:
     line: int
     process: str | None
     rank: int | None
+    is_placed: bool = True  # something in the log tells the stage
 
-    def verdict(self, figures: Figures, shown: _Hit | None = None) -> Verdict:
-        at = shown or self
-        return Verdict(
-            self.rule.outcome, self.stage, at.evidence, at.line, at.process, at.rank, self.rule.name, figures
-        )
+    def verdict(self, figures: Figures) -> Verdict:
+        name, outcome = self.rule.name, self.rule.outcome
+        return Verdict(outcome, self.stage, self.evidence, self.line, self.process, self.rank, name, figures)
 
 
 class Start:
@@ -69,7 +75,7 @@ class Start:
         self.hits: dict[int, _Hit] = {}  # by the rule's place in the order of priority
         self.wrapper: _Hit | None = None
         self._exception: _Hit | None = None
-        self._frames: dict[str | None, Stage] = {}
+        self._tracebacks = Tracebacks()
         self._has_engine = False  # the engine's own start was seen: weights come next
         self._in_logging_error = False
 
@@ -86,18 +92,42 @@ class Start:
     def verdict(self, is_finished: bool) -> Verdict:
         figures = self.ledger.figures()
         if self.hits:
-            return self.hits[min(self.hits)].verdict(figures)
+            return self._placed(self.hits[min(self.hits)]).verdict(figures)
         if self.is_ready and self.wrapper is None:
             return Verdict(Outcome.READY, Stage.READY, figures=figures)
         room = None if self.is_ready else self.ledger.no_room
         if room is not None:
             hit = _Hit(_NO_ROOM, Stage.KV_CACHE, room.evidence, room.line, room.process, room.rank)
             return hit.verdict(figures)
-        if self.wrapper is not None:
-            return self.wrapper.verdict(figures, self._exception)
-        if self._exception is not None and is_finished:
-            return self._exception.verdict(figures)
+        failure = self._unexplained()
+        if failure is not None and (self.wrapper is not None or is_finished):
+            return failure.verdict(figures)
         return Verdict(Outcome.UNFINISHED, self.progress, figures=figures)
+
+    def _placed(self, hit: _Hit) -> _Hit:
+        """Memory that ran out in a log that shows no step: the traceback below may tell where."""
+        if hit.rule.outcome is not Outcome.DEVICE_OOM or hit.is_placed:
+            return hit
+        stage = self._tracebacks.stage(hit.process, self.progress)
+        if stage is None:
+            return replace(hit, rule=_SOMEWHERE)
+        return replace(hit, stage=Stage.PROFILE if stage in (Stage.CONFIG, Stage.COMPILE) else stage)
+
+    def _unexplained(self) -> _Hit | None:
+        """A failure that no rule knows: the exception itself, else where its traceback is cut, else who complains."""
+        known = self._exception or self._cut() or self.wrapper
+        if known is None or self.is_ready:
+            return known
+        if self.wrapper is not None and self.wrapper.rule.outcome is Outcome.TIMEOUT:
+            return replace(known, rule=self.wrapper.rule)
+        return replace(known, stage=self._tracebacks.last_stage(self.progress) or known.stage)
+
+    def _cut(self) -> _Hit | None:
+        """Inside which traceback the log stops; None: it does not, or who complains below it has said enough."""
+        frame = self._tracebacks.cut
+        if frame is None or (self.wrapper is not None and not OPENING.search(self.wrapper.evidence)):
+            return None
+        return _Hit(_CUT, self.progress, frame.evidence, frame.line, frame.process, frame.rank)
 
     def read(self, record: Record, owners: Collection[Template], number: int) -> list[Template]:
         """Read one undressed line; return the messages that it may hold a part of."""
@@ -105,7 +135,7 @@ class Start:
         if self._is_quoted(text):
             return []
         self._has_engine |= any(template.regex.search(text) for template in ENGINE_STARTS if template in owners)
-        self._notice_progress(record, owners)
+        self._notice_progress(record, owners, number)
         known = self._strike(owners, record, number)
         known |= self.ledger.read(text, [t for t in owners if t in _FIGURES], number, record)
         self._notice_wrapper(record, owners, number)
@@ -147,13 +177,22 @@ class Start:
     def _hit(self, rule: Rule, record: Record, match: re.Match[str], number: int) -> _Hit:
         evidence = excerpt(record.text, match.start(), match.end())
         stage = rule.stage or self._where(record.process, rule.outcome)
-        return _Hit(rule, stage, evidence, number, record.process, record.rank)
+        is_placed = rule.stage is not None or self._tells(record.process)
+        return _Hit(rule, stage, evidence, number, record.process, record.rank, is_placed)
+
+    def _tells(self, process: str | None) -> bool:
+        """The log shows where it is: by a step that it names, or by the frames of a traceback."""
+        has_step = self.progress is not Stage.CONFIG or self._has_engine
+        return self.is_ready or has_step or self._tracebacks.stage(process, self.progress) is not None
 
     def _where(self, process: str | None, outcome: Outcome) -> Stage:
         """Where it happened. A log that does not say never reads as "does not fit at all" (OOM at ``load``)."""
         if self.is_ready:
             return Stage.SERVE
-        stage = self._frames.get(process) or self.progress
+        stage = self._tracebacks.stage(process, self.progress)
+        if stage is None and outcome is Outcome.CRASH:
+            stage = self._tracebacks.last_stage(self.progress)
+        stage = stage or self.progress
         if outcome is not Outcome.DEVICE_OOM:
             return stage
         if stage is Stage.COMPILE or (stage is Stage.CONFIG and not self._has_engine):
@@ -168,16 +207,16 @@ class Start:
             self._in_logging_error = False
         return text.startswith(_QUOTED) or self._in_logging_error
 
-    def _notice_progress(self, record: Record, owners: Collection[Template]) -> None:
+    def _notice_progress(self, record: Record, owners: Collection[Template], number: int) -> None:
+        if TRACEBACK in owners:
+            self._tracebacks.begin(record.process)
+        if record.level not in _HARMLESS_LEVELS:
+            self._tracebacks.read(record, owners, number)
         for template in owners:
             if template in READY and template.regex.search(record.text):
                 self._become_ready(takes_back=True)
             elif template in SERVING and template.regex.search(record.text):
                 self._become_ready(takes_back=False)
-            elif template == TRACEBACK:
-                self._frames.pop(record.process, None)
-            elif template in _FRAME_OF and template.regex.search(record.text):
-                self._frames[record.process] = _FRAME_OF[template]
             elif template in _STAGE_OF and template.regex.search(record.text):
                 self._advance(_STAGE_OF[template])
 
@@ -185,6 +224,7 @@ class Start:
         if ORDER[stage] > ORDER[self.progress]:
             self.progress = stage
             self._exception = None  # the start went on after it
+            self._tracebacks.forget()
 
     def _become_ready(self, takes_back: bool) -> None:
         if self.is_ready or (not takes_back and (self.hits or self.wrapper)):
@@ -192,18 +232,36 @@ class Start:
         self.is_ready = True
         self.hits.clear()
         self.wrapper = self._exception = None
+        self._tracebacks.forget()
 
     def _notice_wrapper(self, record: Record, owners: Collection[Template], number: int) -> None:
         """Remember what only says that something failed, and the last exception that nobody knows."""
         for index in sorted(_WRAPPER_AT[template] for template in owners if template in _WRAPPER_AT):
             rule = WRAPPERS[index]
             match = rule.template.regex.search(record.text)
+            if self.is_ready and rule.name in ONLY_WHILE_STARTING:
+                continue
             if match and not _is_harmless(record, match.start()):
                 self._keep_wrapper(self._hit(rule, record, match, number))
+                self._tracebacks.end(record.process)
                 return
         match = None if self.is_ready or self.hits else _EXCEPTION.search(record.text)
         if match and not _is_harmless(record, match.start()):
-            self._exception = self._hit(_UNKNOWN, record, match, number)
+            self._tracebacks.end(record.process)
+            if self._is_complaint(record, number):
+                return
+            if self._exception is None or not _AFTERMATH.search(match[0]):
+                self._exception = self._hit(_UNKNOWN, record, match, number)
+
+    def _is_complaint(self, record: Record, number: int) -> bool:
+        """The line that raises a complaint stands right above: this is the complaint, however it is cut."""
+        known = self.wrapper
+        return (
+            known is not None
+            and _SOURCE_ECHO.match(known.evidence) is not None
+            and known.process == record.process
+            and number - known.line <= 3  # the call's further lines, and a row of ^
+        )
 
     def _keep_wrapper(self, hit: _Hit) -> None:
         known = self.wrapper

@@ -11,7 +11,18 @@ from dataclasses import replace
 from functools import lru_cache
 
 from prober.logs.logtext import Framer, records
-from prober.logs.marks import ENGINE_STARTS, EXCEPTIONS, FIGURES, FRAMES, READY, SERVER_STARTS, SERVING, STAGES
+from prober.logs.marks import (
+    ENGINE_STARTS,
+    EXCEPTIONS,
+    FIGURES,
+    FRAME,
+    FRAMES,
+    OUTER_FRAMES,
+    READY,
+    SERVER_STARTS,
+    SERVING,
+    STAGES,
+)
 from prober.logs.needles import Needles
 from prober.logs.patterns import Template
 from prober.logs.rules import ONLY_BEFORE_READY, RULES, WRAPPERS
@@ -186,7 +197,7 @@ def _needles(progress: Stage, is_ready: bool) -> Needles:
     twice: tuple[Template, ...] = ()
     if not is_ready:
         twice = FIGURES
-        once += [*READY, *SERVING, *(template for _, template in FRAMES), *EXCEPTIONS]
+        once += [*READY, *SERVING, *(template for _, template in FRAMES + OUTER_FRAMES), FRAME, *EXCEPTIONS]
         once += [template for stage, template in STAGES if ORDER[stage] > ORDER[progress]]
     wanted = [(rule.template, 3) for rule in rules] + [(template, 2) for template in twice]
     return Needles(wanted + [(template, 1) for template in once])
