@@ -116,6 +116,24 @@ def test_explain_says_which_part_to_bring() -> None:
         assert f"bring {action}" in shown
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{V0}Error in preprocessing prompt inputs\n" + frame("render_completion_request"),
+        f"{V0}ValueError: This model's maximum context length is 4096 tokens and your request has 5000 input tokens.\n",
+        frame("create_chat_completion", header="(APIServer pid=1) ERROR 04-15 06:30:01 [x.py:1] "),
+        "ERROR:    Exception in ASGI application\nTraceback (most recent call last):\n" + frame("run_asgi", header=""),
+    ],
+)
+def test_a_request_s_own_trouble_is_no_failed_start(text: str) -> None:
+    assert read(text).outcome is Outcome.READY
+
+
+def test_a_crash_that_a_request_caused_is_of_serving() -> None:
+    found = read("RuntimeError: CUDA error: an illegal memory access was encountered\n", frame("run_asgi", header=""))
+    assert (found.rule, found.stage) == ("illegal_access", Stage.SERVE)
+
+
 def test_memory_that_ran_out_in_warming_up_s_own_dummy_run_is_of_that_step() -> None:
     oom = f"{V1}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
     for functions, stage in (

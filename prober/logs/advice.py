@@ -147,7 +147,7 @@ def _too_short(verdict: Verdict) -> Iterator[Fix]:
         yield Fix("ask for a longer length", "--max-model-len", None, None, "it must reach the prefill threshold")
         return
     if verdict.rule == "multimodal_prompt":
-        length = re.search(r"prompt \(length (\d+)\)", verdict.evidence)
+        length = re.search(r"prompt \((?:total )?length (\d+)\)", verdict.evidence)
         yield Fix(
             "ask for a longer length", "--max-model-len", int(length[1]) if length else None, None,
             "text and multimodal tokens of one prompt must fit; fewer items per prompt (--limit-mm-per-prompt), too",

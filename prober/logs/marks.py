@@ -90,6 +90,10 @@ READY: tuple[Template, ...] = (Template("Application startup complete"), Templat
 SERVING: tuple[Template, ...] = (
     *(Template("Avg prompt throughput: "), Template("Processed prompts: ")),
     *(Template("Added request "), Template('"POST /v1/{completions|chat/completions} HTTP/')),
+    # a request's own trouble: the server is up and refuses it
+    *(Template("Error in preprocessing prompt inputs"), Template("This model's maximum context length is {}")),
+    *(Template("Exception in ASGI application"), Template("Error in {chat completion|completion} stream generator")),
+    *(Template("in create_{chat_completion|completion}"), Template("in render_{chat|completion}_request")),
 )
 
 # The functions in the frames of a traceback say where it was raised, also when the log is cut or another process has

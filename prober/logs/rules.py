@@ -98,6 +98,10 @@ _SHORT = _rules(
         "multimodal_prompt",
         "prompt (length {}) is longer than the maximum model length of {requested_max_model_len}. Make sure that `max_model_len` is no smaller than the number of text tokens plus multimodal tokens",
     ),
+    (
+        "multimodal_prompt",
+        "prompt (total length {}) is too long to fit into the model (context length {requested_max_model_len}). Make sure that `max_model_len` is no smaller than the number of text tokens plus multimodal tokens",
+    ),
 )
 
 _CONFIG = _rules(

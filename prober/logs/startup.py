@@ -105,7 +105,9 @@ class Start:
         return Verdict(Outcome.UNFINISHED, self.progress, figures=figures)
 
     def _placed(self, hit: _Hit) -> _Hit:
-        """Memory that ran out in a log that shows no step: the traceback below may tell where."""
+        """A log that shows no step: the traceback below a failure may tell where it was."""
+        if hit.rule.outcome is Outcome.CRASH and not hit.is_placed:
+            return replace(hit, stage=self._tracebacks.last_stage(self.progress) or hit.stage)
         if hit.rule.outcome is not Outcome.DEVICE_OOM or hit.is_placed:
             return hit
         stage = self._tracebacks.stage(hit.process, self.progress)
