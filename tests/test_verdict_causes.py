@@ -65,6 +65,14 @@ def test_a_server_that_was_ready_may_be_stopped(line: str) -> None:
     assert classify(text.encode()).outcome is Outcome.READY
 
 
+@pytest.mark.parametrize(
+    "answer", ["Repo id must be in the form 'otter' or 'acme/otter': '/m/otter.gguf'.", "401 Client Error.", "an otter"]
+)
+def test_what_vllm_only_tried_is_no_failure(answer: str) -> None:
+    text = f"ERROR 04-15 06:30:01 [config.py:1] Error retrieving safetensors: {answer}, retrying 1 of 2\n"
+    assert classify(text.encode()).outcome is Outcome.UNFINISHED
+
+
 @pytest.mark.parametrize("quoted", ["`{}`", '"{}"', "“{}”", "[Bug]: {}", "> {}", "[Bug]: it hits [rank0]: {}"])
 def test_an_error_that_somebody_quotes_is_an_error(quoted: str) -> None:
     assert classify(quoted.format("AssertionError: an otter is no fish").encode()).outcome is Outcome.CRASH

@@ -26,7 +26,8 @@ from prober.records import Figures, Outcome, Stage, Verdict
 
 ORDER = {stage: place for place, stage in enumerate(Stage)}
 
-_QUOTED = ("Message: ", "Arguments: ")
+# A logging error's report; and what vLLM tries first and does without (logged as errors, with what the Hub answered).
+_QUOTED = ("Message: ", "Arguments: ", "Error retrieving ")
 # At the beginning of a line, behind a prefix, or quoted there as people paste it.
 _EXCEPTION = re.compile(
     r"(?:^[\s`\"'“>*]{0,4}|\]:? ?)(?:[A-Za-z_][\w.]{0,120})?(?:Error|Exception|Exit|Interrupt|CompilerFailed)"
@@ -202,7 +203,7 @@ class Start:
         return Stage.LOAD if stage in (Stage.CONFIG, Stage.DOWNLOAD) else stage
 
     def _is_quoted(self, text: str) -> bool:
-        """A logging error's report quotes messages that nobody meant."""
+        """Some lines quote messages that nobody meant."""
         if text.startswith(LOGGING_ERROR.text):
             self._in_logging_error = True
         elif self._in_logging_error and text.startswith(LOGGING_ERROR_END.text):
