@@ -107,7 +107,7 @@ def test_weights_that_do_not_load_are_not_cured_by_a_length() -> None:
 
 
 def test_who_holds_the_memory_is_named() -> None:
-    evidence = "CUDA out of memory. GPU 0 has a total capacity of 24 GiB. Process 71 has 20.50 GiB memory in use."
+    evidence = "Process 71 has 20.50 GiB memory in use. Including non-PyTorch memory, this process has 3.00 GiB memory"
     ways = of(Outcome.DEVICE_OOM, Figures(), Stage.LOAD, evidence=evidence)
     assert ways[0].why == "process 71 holds 20.50 GiB"
 
@@ -139,6 +139,34 @@ def test_memory_that_the_process_holds_itself_is_not_to_be_freed() -> None:
         ways = of(Outcome.DEVICE_OOM, Figures(total_gib=24.0), stage, evidence=evidence)
         assert "free device memory" not in [fix.action for fix in ways]
     assert of(Outcome.DEVICE_OOM, Figures(total_gib=48.0), Stage.LOAD, evidence=evidence)[0].action.startswith("free")
+
+
+def test_a_process_that_lists_itself_is_not_to_be_freed() -> None:
+    alone = "Process 71 has 20.50 GiB memory in use."
+    torch = "Process 71 has 20.50 GiB memory in use. Of the allocated memory 19.00 GiB is allocated by PyTorch"
+    for evidence in (alone, torch):
+        ways = of(Outcome.DEVICE_OOM, Figures(total_gib=24.0), Stage.LOAD, evidence=evidence)
+        assert "free device memory" not in [fix.action for fix in ways]
+    ways = of(
+        Outcome.DEVICE_OOM,
+        Figures(total_gib=24.0),
+        Stage.LOAD,
+        evidence=f"Process 5 has 3.00 GiB memory in use. {torch}",
+    )
+    assert ways[0].why == "process 5 holds 3.00 GiB"
+
+
+def test_a_cache_of_nothing_promises_no_length() -> None:
+    figures = Figures(available_gib=-0.5, total_gib=24.0, gpu_memory_utilization=0.8, requested_max_model_len=4096)
+    fix = with_flag(of(Outcome.NO_KV_MEMORY, figures), "--gpu-memory-utilization")
+    assert (fix.value, fix.expected_max_model_len) == (0.95, None)
+    assert fix.why.startswith("at least 0.51 GiB are missing")
+
+
+def test_a_gpu_s_capability_is_told() -> None:
+    evidence = "x is not supported for the current GPU. Minimum capability: 100. Current capability: 86."
+    ways = of(Outcome.BAD_CONFIG, Figures(), evidence=evidence, rule="quantization")
+    assert ways[0].why == "this GPU has compute capability 8.6, and it needs 10.0"
 
 
 def test_memory_that_ran_out_somewhere_is_advised_for_every_step() -> None:

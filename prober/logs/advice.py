@@ -185,7 +185,13 @@ def _bad_config(verdict: Verdict) -> Iterator[Fix]:
         )  # fmt: skip
         return
     action, flag, value, why = causes.CONFIG.get(verdict.rule or "", causes.CONFIG_UNKNOWN)
+    if needed := re.search(r"Minimum capability: (\d+)\. Current capability: (\d+)", verdict.evidence):
+        why = f"this GPU has compute capability {_capability(needed[2])}, and it needs {_capability(needed[1])}"
     yield Fix(action, flag, value, None, why)
+
+
+def _capability(digits: str) -> str:
+    return f"{digits[:-1] or 0}.{digits[-1]}"
 
 
 def _crash(verdict: Verdict) -> Iterator[Fix]:

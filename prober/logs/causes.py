@@ -76,7 +76,7 @@ CONFIG: dict[str, Way] = {
     ),
     "quant_groups": ("use fewer devices", "--tensor-parallel-size", None, _SMALLER_GROUPS),
     "quantization": (
-        *("use another quantization of the model", "--quantization", None),
+        *("use other weights: another quantization of the model, or none", None, None),
         "this GPU, this version or the model's own configuration does not go with the one asked for",
     ),
     "ray_devices": (

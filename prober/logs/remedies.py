@@ -32,9 +32,9 @@ def shorter(figures: Figures) -> Iterator[Fix]:
 
 
 def higher_utilization(figures: Figures) -> Iterator[Fix]:
-    missing = estimates.missing_gib(figures)
+    missing, length, least = estimates.missing_gib(figures), figures.requested_max_model_len, ""
     if missing is None and figures.available_gib is not None and figures.available_gib <= 0:
-        missing = -figures.available_gib + 0.01
+        missing, length, least = -figures.available_gib + 0.01, None, "at least "  # a cache of nearly nothing
     now = estimates.utilization(figures)
     if now >= HIGHEST_UTILIZATION:
         yield Fix(
@@ -48,22 +48,24 @@ def higher_utilization(figures: Figures) -> Iterator[Fix]:
             f"now {now:.2f}; the log does not say how much is missing; {HIGHEST_UTILIZATION} is the most to try",
         )  # fmt: skip
         return
+    lack = f"{least}{missing:.2f} GiB are missing"
     needed = estimates.utilization_for(figures, missing)
     if needed is None:
         yield Fix(
-            "raise gpu_memory_utilization", "--gpu-memory-utilization", None, figures.requested_max_model_len,
-            f"{missing:.2f} GiB are missing; divided by the device's total GiB that is how much to add to {now:.2f}",
+            "raise gpu_memory_utilization", "--gpu-memory-utilization", None, length,
+            f"{lack}; divided by the device's total GiB that is how much to add to {now:.2f}",
         )  # fmt: skip
     elif needed > HIGHEST_UTILIZATION:
         yield Fix(
             "do not raise gpu_memory_utilization", None, None, None,
-            f"{missing:.2f} GiB are missing, which takes {needed:.2f}; above {HIGHEST_UTILIZATION} graphs, the driver "
+            f"{lack}, which takes {needed:.2f}; above {HIGHEST_UTILIZATION} graphs, the driver "
             "and neighbours run out of memory instead",
         )  # fmt: skip
     else:
+        fraction = HIGHEST_UTILIZATION if least else needed
         yield Fix(
-            "raise gpu_memory_utilization", "--gpu-memory-utilization", needed, figures.requested_max_model_len,
-            f"{missing:.2f} GiB are missing of {figures.total_gib:.2f}; less is left for graphs and neighbours",
+            "raise gpu_memory_utilization", "--gpu-memory-utilization", fraction, length,
+            f"{lack} of {figures.total_gib:.2f}; less is left for graphs and neighbours",
         )  # fmt: skip
 
 
@@ -161,7 +163,7 @@ def half_the_length(figures: Figures) -> Iterator[Fix]:
 def free_memory(verdict: Verdict) -> Iterator[Fix]:
     if _holds_all_itself(verdict):
         return
-    holders = re.findall(r"Process (\d+) has ([\d.]+ [GM]iB) memory in use", verdict.evidence)
+    holders = _others(verdict.evidence)
     figures = verdict.figures
     if holders:
         who = ", ".join(f"process {pid} holds {size}" for pid, size in holders)
@@ -172,10 +174,25 @@ def free_memory(verdict: Verdict) -> Iterator[Fix]:
     yield Fix("free device memory", None, None, None, who)
 
 
+def _others(evidence: str) -> list[tuple[str, str]]:
+    """Who else holds device memory. PyTorch lists itself, too: in a container by a number that it does not know."""
+    holders = re.findall(r"Process (\d+) has ([\d.]+ [GM]iB) memory in use", evidence)
+    own = re.search(r"Of the allocated memory ([\d.]+) GiB is allocated by PyTorch", evidence)
+    if "this process has" in evidence:
+        return holders
+    if own is None:
+        return holders if len(holders) > 1 else []
+    able = [(float(size[:-4]), (pid, size)) for pid, size in holders if size.endswith("GiB")]
+    itself = min((one for one in able if one[0] >= float(own[1])), default=None)
+    return [holder for holder in holders if itself is None or holder != itself[1]]
+
+
 def _holds_all_itself(verdict: Verdict) -> bool:
     """The message says that this process has nearly all of the device: there is nobody to free it from."""
-    held = re.search(r"this process has ([\d.]+) GiB|([\d.]+) GiB already allocated", verdict.evidence)
-    total = verdict.figures.total_gib
+    evidence, total = verdict.evidence, verdict.figures.total_gib
+    if "memory in use" in evidence and "this process has" not in evidence:
+        return not _others(evidence)
+    held = re.search(r"this process has ([\d.]+) GiB|([\d.]+) GiB already allocated", evidence)
     return held is not None and total is not None and float(held[1] or held[2]) > 0.9 * total
 
 
