@@ -25,6 +25,7 @@ FAMILIES = [
     ("ValueError: Head size 72 is not supported by OtterAttention.", BAD, "attention_backend"),
     ("ValueError: Too large swap space. 8.00 GiB out of the 7.75 GiB total CPU memory is allocated", BAD, "swap_space"),
     ("ValueError: LoRA rank 32 is greater than max_lora_rank 8.", BAD, "lora"),
+    ("ValueError: Loading lora otter failed: No adapter found for /m/otter", BAD, "lora_adapter"),
     ("TypeError: Error: --enable-auto-tool-choice requires --tool-call-parser", BAD, "tool_parser"),
     ("RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA", BAD, "forked"),
     ("RuntimeError: Failed to find C compiler. Please specify via CC", CRASH, "compiler"),

@@ -56,6 +56,7 @@ CONFIG: dict[str, Way] = {
         None,
         "the adapter's rank is higher than allowed",
     ),
+    "lora_adapter": ("correct the adapter's path", "--lora-modules", None, "no adapter is there under this name"),
     "main_guard": (
         *("""put the script's main part under `if __name__ == "__main__":`""", None, None),
         "the workers import the script again when they start",

@@ -407,6 +407,7 @@ _MODEL = _rules(
     ("tool_parser", "invalid {tool call|reasoning} parser: "),
     ("chat_template", "looks like a file path, but it failed to be opened"),
     ("lora", "is greater than max_lora_rank"),
+    ("lora_adapter", "failed: No adapter found for "),
     ("swap_space", "Too large swap space. {*}total CPU memory"),
     ("ray_devices", "Ray does not allocate any GPUs on the driver node"),
     ("forked", "Cannot re-initialize CUDA in forked subprocess"),
