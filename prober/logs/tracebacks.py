@@ -57,6 +57,7 @@ class Tracebacks:
         """Take what the line tells, if it belongs to a traceback."""
         if FRAME in owners and (match := FRAME.regex.search(record.text)):
             evidence = excerpt(record.text, match.start(), match.end())
+            self._open.pop(record.process, None)  # so that the last one stands last
             self._open[record.process] = Frame(evidence, number, record.process, record.rank)
         sure, likely = _first(_SURE, owners, record.text), _first(_OUTER, owners, record.text)
         if sure is None and likely is None:
