@@ -37,7 +37,7 @@ venv:
 engine:
 	@$(PYTHON) scripts/make_env.py engine
 
-# Four ways to a length, side by side on the real engine (an hour).
+# Five ways to a length, side by side on the real engine (three hours).
 bench: venv engine
 	@$(PYTHON) scripts/make_env.py engine --version 0.28.0
 	.venv/bin/python scripts/side_by_side.py $(ENGINE_PYTHON) .venv-engine-0.28.0/bin/python --output results/bench.csv

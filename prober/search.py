@@ -20,7 +20,7 @@ SPARE = 3  # guesses that may miss, beyond plain bisection
 LOWEST = 16  # tokens: the smallest block size vLLM has used by default; shorter "ceilings" are of no use to anybody
 FIRST_FROM_BELOW = 4096  # where to begin when the top itself cannot be tried
 AUTO = -1  # of a length to launch: vLLM itself chooses (--max-model-len auto, 0.14.0 and later)
-ATTEMPTS = 2  # of one length, before it counts as one that cannot be tried
+ATTEMPTS = 2  # of one length, before it counts as one that cannot be tried (1 where nothing ever answers)
 UNTRIABLE = 3  # lengths that cannot be tried, before we stop
 
 
@@ -120,6 +120,8 @@ class _Known:
         self.flipped = _flipped(observations)
         self.unknown = {length for length in self.attempts if length not in self.readings}
         self.untriable = {length for length in self.unknown if self.attempts[length] >= ATTEMPTS}
+        if self.untriable and not self.answers:
+            self.untriable = set(self.unknown)  # nothing answers here at all: another length is asked once
         if None in self.readings:  # answered, and nobody knows for which length: to ask again would tell no more
             self.untriable.add(None)
         self.served = self._lengths(Reading.SERVES)

@@ -1,22 +1,25 @@
-"""Four ways to a max_model_len, side by side on the real engine.
+"""Five ways to a max_model_len, side by side on the real engine.
 
-    .venv/bin/python scripts/side_by_side.py PYTHON… [--model DIR] [--kv-mib N] [--output results/bench.csv]
+    .venv/bin/python scripts/side_by_side.py PYTHON… [--only MODEL] [--output results/bench.csv]
 
-For each interpreter that has vLLM: the shell loop of tutorials (double from 4,096 until a start fails), doubling and
-then halving to one token, vLLM's own ``--max-model-len auto``, and the prober. Each answer is then put to the test:
-is a request of that full length answered?
+For each interpreter that has vLLM and each tiny model: the shell loop of tutorials (double from 4,096 until a start
+fails), doubling and then halving to one token, the same with a request of full length at each start, vLLM's own
+``--max-model-len auto``, and the prober. Each answer is then put to the test: is a request of that length answered?
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from prober import station
@@ -31,8 +34,26 @@ from prober.trials.patience import Limits
 from prober.trials.trial import Setting, attempt
 
 ROOT = Path(__file__).resolve().parents[1]
+TINY = ROOT / "prober" / "models" / "tiny-llama"
 FIRST = 4096
 LIMIT = 1_048_576
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A tiny model and its KV space."""
+
+    folder: Path
+    kv_mib: int
+    flags: tuple[str, ...] = ()
+
+
+SUBJECTS = (
+    Subject(TINY, 64),
+    Subject(ROOT / "tests" / "models" / "tiny-gemma3", 32),
+    # Its CPU kernel takes one chunk of the state-space scan at a time (mamba_mixer2.py, 0.32.0).
+    Subject(ROOT / "tests" / "models" / "tiny-granite-hybrid", 8, ("--max-num-batched-tokens", "128")),
+)
 
 
 @dataclass
@@ -69,24 +90,24 @@ class Starter:
         verdict, _ = attempt(setting, length, f"bench-{time.monotonic_ns()}", lambda *_: None)
         return verdict.outcome, verdict.figures.requested_max_model_len
 
-    def starts(self, length: int) -> bool:
-        return self.shows(length, Verify.NONE)[0] is Outcome.FITS
+    def is_good(self, length: int, verify: Verify) -> bool:
+        return self.shows(length, verify)[0] is Outcome.FITS
 
 
-def double(starter: Starter) -> int | None:
+def double(starter: Starter, verify: Verify = Verify.NONE) -> int | None:
     """The loop of tutorials."""
     best, length = None, FIRST
-    while length <= LIMIT and starter.starts(length):
+    while length <= LIMIT and starter.is_good(length, verify):
         best, length = length, length * 2
     return best
 
 
-def double_then_halve(starter: Starter) -> int | None:
-    best = double(starter)
+def double_then_halve(starter: Starter, verify: Verify = Verify.NONE) -> int | None:
+    best = double(starter, verify)
     low, high = best or LOWEST - 1, min((best or FIRST // 2) * 2, LIMIT + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if starter.starts(middle) else (low, middle)
+        low, high = (middle, high) if starter.is_good(middle, verify) else (low, middle)
     return low if low >= LOWEST else None
 
 
@@ -109,6 +130,7 @@ def ours(starter: Starter) -> int | None:
 WAYS: tuple[tuple[str, Callable[[Starter], int | None]], ...] = (
     ("double", double),
     ("double then halve", double_then_halve),
+    ("the same, asked in full", partial(double_then_halve, verify=Verify.FULL)),
     ("auto", auto),
     ("prober", ours),
 )
@@ -117,24 +139,36 @@ WAYS: tuple[tuple[str, Callable[[Starter], int | None]], ...] = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("pythons", nargs="+", type=Path)
-    parser.add_argument("--model", type=Path, default=ROOT / "prober" / "models" / "tiny-llama")
-    parser.add_argument("--kv-mib", type=int, default=64)
+    parser.add_argument("--only", help="the name of one model")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    flags = ("--load-format", "dummy", "--max-num-seqs", "16", "--kv-cache-memory-bytes", str(given.kv_mib * 2**20))
-    combination = Combination(str(given.model), compile_state=CompileState.EAGER, other_flags=flags)
-    with given.output.open("a", newline="") if given.output else nullcontext() as file:
+    with (
+        given.output.open("a", newline="") if given.output else nullcontext() as file,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         writer = csv.writer(file, lineterminator="\n") if file else None
         if writer and file and file.tell() == 0:
             writer.writerow(field.name for field in fields(Result))
-        for python in given.pythons:
+        subjects = [subject for subject in SUBJECTS if given.only in (None, subject.folder.name)]
+        for subject, python in itertools.product(subjects, given.pythons):
             engine = inspect(python.absolute(), output_of)
+            combination = combination_of(subject, Path(folder))
             for name, way in WAYS:
-                result = measured(name, way, engine, combination, given.kv_mib)
+                result = measured(name, way, engine, combination, subject.kv_mib)
                 print(result)
                 if writer and file:
                     writer.writerow(getattr(result, field.name) for field in fields(Result))
                     file.flush()
+
+
+def combination_of(subject: Subject, folder: Path) -> Combination:
+    """The subject as vLLM is started with it, from a copy that has a tokenizer."""
+    model = folder / subject.folder.name
+    shutil.copytree(TINY, model, dirs_exist_ok=True)
+    shutil.copy(subject.folder / "config.json", model)
+    space = ("--kv-cache-memory-bytes", str(subject.kv_mib * 2**20))
+    flags = ("--load-format", "dummy", "--max-num-seqs", "16", *space, *subject.flags)
+    return Combination(str(model), compile_state=CompileState.EAGER, other_flags=flags)
 
 
 def measured(

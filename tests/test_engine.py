@@ -27,6 +27,7 @@ from prober.trials.trial import Setting, attempt, log_path
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "prober" / "models" / "tiny-llama"
+HYBRID = ROOT / "tests" / "models" / "tiny-granite-hybrid"
 PYTHON = Path(os.environ.get("ENGINE_PYTHON", ROOT / ".venv-engine" / "bin" / "python"))
 OLDER_PYTHON = ROOT / ".venv-engine-0.28.0" / "bin" / "python"
 MIB = 2**20
@@ -73,12 +74,11 @@ def assert_logs_read_alike(results: Path) -> None:
             assert (alone.outcome, alone.evidence) == (trial.verdict.outcome, trial.verdict.evidence)
 
 
-def tiny(folder: Path, length: int) -> Path:
-    """The tiny model with another limit."""
+def tiny(folder: Path, config: str) -> Path:
+    """The tiny model with another configuration."""
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((TINY / name).read_bytes())
-    config = (TINY / "config.json").read_text().replace("1048576", str(length))
     (folder / "config.json").write_text(config)
     return folder
 
@@ -105,9 +105,26 @@ def test_two_ranks_hold_twice_the_blocks(run_prober: Run, tmp_path: Path) -> Non
 
 
 def test_limit_of_the_model_that_fits_takes_one_launch(run_prober: Run, tmp_path: Path) -> None:
-    model = tiny(tmp_path / "short", 2048)
+    model = tiny(tmp_path / "short", (TINY / "config.json").read_text().replace("1048576", "2048"))
     row, said = probe(run_prober, tmp_path / "results", "--", *FLAGS, *kv(8), model=model)
     assert (row.status, row.max_model_len, launches(tmp_path / "results")) == (Status.MODEL_LIMIT, 2048, 1), said
+
+
+def test_hybrid_model_has_a_proven_ceiling_too(run_prober: Run, tmp_path: Path) -> None:
+    """Three Mamba layers and one of attention; the CPU kernel scans one chunk of 128 tokens a step (0.32.0)."""
+    model = tiny(tmp_path / "hybrid", (HYBRID / "config.json").read_text())
+    flags = ("--load-format", "dummy", "--max-num-seqs", "4", "--max-num-batched-tokens", "128", *kv(8))
+    row, said = probe(run_prober, tmp_path / "results", "--", *flags, model=model)
+    assert (row.status, row.max_model_len, row.refused_max_model_len) == (Status.EXACT, 12_288, 12_289), said
+    assert (row.num_gpu_blocks, row.block_size, launches(tmp_path / "results")) == (42, 384, 3)
+
+
+def test_quick_answer_of_an_embedding_model(run_prober: Run, tmp_path: Path) -> None:
+    """vLLM chooses the length itself, and a whole prompt of it comes back as a vector."""
+    results = tmp_path / "results"
+    row, said = probe(run_prober, results, "--quick", "--", *FLAGS, *kv(8), "--runner", "pooling", "--convert", "embed")
+    assert (row.status, row.max_model_len, row.refused_max_model_len) == (Status.AT_LEAST, 3968, None), said
+    assert (row.estimated_max_model_len, launches(results)) == (3968, 1)
 
 
 def test_directory_without_a_configuration_ends_at_once(run_prober: Run, tmp_path: Path) -> None:
@@ -128,6 +145,9 @@ def test_older_version_serves_less_than_it_starts(run_prober: Run, tmp_path: Pat
     assert (row.starts_max_model_len, row.estimated_max_model_len) == (4096, 4096)
     assert row.refused_outcome is Outcome.UNSERVABLE
     assert launches(results) == 4
+    (_, headings, line) = run_prober("lookup", "tiny-llama", "--results", results).stdout.splitlines()[:3]
+    assert "max_model_len  starts  status" in headings
+    assert "3,969   4,096" in line
     assert_logs_read_alike(results)
 
 
