@@ -15,6 +15,8 @@ FAMILIES = [
     ("ValueError: Unrecognized model in /m/otter. Should have a `model_type` key in its config", BAD, "config_format"),
     ("ValueError: `rope_scaling` must be a dictionary with two fields, got {'x': 1}", BAD, "config_format"),
     ("ValueError: Tokenizer class OtterTokenizer does not exist or is not currently imported.", BAD, "tokenizer"),
+    ("ValueError: Couldn't instantiate the backend tokenizer from one of: ", BAD, "tokenizer_files"),
+    ("OSError: Can't load tokenizer for '/m/otter'. If you were trying to load it", BAD, "tokenizer_files"),
     ("ValueError: Marlin does not support weight_bits = uint2b2. Only types = [] are supported", BAD, "quantization"),
     ("ValueError: Weight input_size_per_partition = 96 is not divisible by min_thread_k = 128.", BAD, "quant_groups"),
     ("RuntimeError: CUDA error: invalid device ordinal", BAD, "too_few_devices"),

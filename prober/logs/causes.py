@@ -86,6 +86,7 @@ CONFIG: dict[str, Way] = {
     ),
     "remote_code": ("allow the model's own code", "--trust-remote-code", None, "read it first: it runs here"),
     "swap_space": ("use less swap space", "--swap-space", 0, "it is taken from the host's memory, for every device"),
+    "tokenizer_files": ("name a tokenizer", "--tokenizer", None, "the model's folder holds no tokenizer files"),
     "tokenizer": ("use a newer transformers, or name a tokenizer", "--tokenizer", None, "it has no such class"),
     "too_few_devices": (
         *("use fewer devices", "--tensor-parallel-size", None),
