@@ -17,7 +17,19 @@ from prober.matrix.naming import version_order
 from prober.matrix.store import Store
 from prober.observe import observe, switches
 from prober.predict import known_lengths
-from prober.records import Bracket, Ceiling, Combination, Machine, Outcome, Stage, Status, Trial, Verdict, Verify
+from prober.records import (
+    Bracket,
+    Ceiling,
+    Combination,
+    Machine,
+    Outcome,
+    Report,
+    Stage,
+    Status,
+    Trial,
+    Verdict,
+    Verify,
+)
 from prober.search import AUTO, LOWEST, Done, Reading, Space, Strategy, Try, bracket, narrow
 
 TRIALS_LAST = timedelta(days=7)  # an older trial only hints: drivers, caches and files change unseen
@@ -59,7 +71,6 @@ class Shown:
     at_rest_mib: int | None = None
 
 
-Report = Callable[[Stage, float], None]
 # Launch once: the combination, its length (None: the model's limit, AUTO: vLLM's choice), trial id, where to report.
 Launcher = Callable[[Combination, int | None, str, Report], Shown]
 

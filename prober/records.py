@@ -6,6 +6,7 @@ imports nothing of ours. Unknown is ``None``, never 0; units stand in names (``_
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -104,6 +105,9 @@ class Source(StrEnum):
     MEASURED = "measured"
     IMPORTED = "imported"
     REPORTED = "reported"
+
+
+Report = Callable[[Stage, float], None]  # whom to tell the running trial's stage and its age in seconds
 
 
 @dataclass(frozen=True, slots=True)

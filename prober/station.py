@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from prober.controller import Report, Shown
+from prober.controller import Shown
 from prober.machine import gpus, neighbours
 from prober.machine.devices import MIB, Gpu, visible_setting
 from prober.machine.leases import choose_and_lease
 from prober.matrix.ceiling_row import public_model
 from prober.matrix.public_text import public_text
 from prober.matrix.store import Store
-from prober.records import Combination, CompileState, Machine, NotReady, Outcome, Stage, Verdict, Verify
+from prober.records import Combination, CompileState, Machine, NotReady, Outcome, Report, Stage, Verdict, Verify
 from prober.scrub import Scrubber, secrets_in
 from prober.trials.engine import Engine
 from prober.trials.patience import Limits

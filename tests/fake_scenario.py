@@ -153,7 +153,7 @@ class Scenario:
 
     @property
     def is_v1(self) -> bool:
-        """True when the engine is V1: asked for, or this version's default (facts §1)."""
+        """True when the engine is V1: asked for, or this version's default."""
         if self.generation:
             return self.generation == "V1"
         return self.release >= ((0, 9, 1) if self.on_cpu else (0, 8, 0))
@@ -187,7 +187,7 @@ class Scenario:
         return blocks * asked.world_size * (2 if asked.kv_cache_dtype.startswith("fp8") else 1)
 
     def checked_blocks(self, length: int, launch: int = 1, asked: Asked = Asked()) -> int:
-        """Blocks that the start-up check compares the length with (facts §2.1)."""
+        """Blocks that the start-up check compares the length with."""
         blocks = self.blocks(length, launch, asked)
         counts_override = not self.is_v1 or self.release >= (0, 20, 1)
         if asked.num_gpu_blocks_override is not None and counts_override:

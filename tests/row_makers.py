@@ -8,7 +8,9 @@ from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
+from prober.matrix.ceiling_row import row_of
 from prober.matrix.schema import HEADER, Row
+from prober.matrix.store import Store
 from prober.records import (
     Bracket,
     Ceiling,
@@ -141,3 +143,10 @@ trials = st.builds(
     leaked_mib=st.one_of(st.none(), st.integers()),
     prober_version=st.text(),
 )
+
+
+def record(store: Store, ceiling: Ceiling) -> Row:
+    """Write the ceiling's row into the matrix."""
+    row = row_of(ceiling)
+    store.put([row])
+    return row

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_engine import Fault, FaultKind, Scenario
 
-from prober.controller import Report, Shown, Task, measure
+from prober.controller import Shown, Task, measure
 from prober.matrix.schema import Row
 from prober.records import (
     Bracket,
@@ -21,6 +21,7 @@ from prober.records import (
     Machine,
     NotReady,
     Outcome,
+    Report,
     Stage,
     Status,
     Trial,

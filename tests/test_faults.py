@@ -1,6 +1,6 @@
 """The fault table: whatever goes wrong in a trial, its outcome is the right one, it ends, and nothing of it lives on.
 
-One row a fault. What each version does when it fails: facts §2.7 (exit statuses), fake_scenario (the fake's faults).
+One row a fault. What each version does when it fails: exit statuses, fake_scenario (the fake's faults).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def silent(version: str, outcome: Outcome, status: Any, **more: Any) -> Row:
 
 PLENTY = Limits(dict.fromkeys(Stage, 20.0))  # a row that should not run into a limit
 TABLE = (
-    # How each version's front end leaves when a start is refused (facts §2.7)
+    # How each version's front end leaves when a start is refused
     refused("0.4.0", ..., entrypoint=LLM),
     refused("0.5.0", ...),
     refused("0.5.4", None),  # waits for ever for an answer that never comes

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from row_makers import a_trial
 from test_plan_cells import H100, a_node, cells_of, one_model
 
-from prober.controller import Report, Shown, combination_key, state_key
+from prober.controller import Shown, combination_key, state_key
 from prober.fleet.jobs import Answer, End, Job, Known, Streamed
 from prober.fleet.node import Search, without_ray
 from prober.matrix.schema import Row
-from prober.records import Combination, Figures, Machine, Outcome, Stage, Status, Verdict
+from prober.records import Combination, Figures, Machine, Outcome, Report, Stage, Status, Verdict
 
 NODES = [a_node("a")]
 (CELL,) = cells_of(one_model(), NODES)

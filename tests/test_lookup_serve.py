@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import Run
 from row_makers import HOSTILE, a_row
 
 from prober.matrix.frame import read_matrix
@@ -102,3 +103,11 @@ def test_ten_thousand_rows_are_answered_within_300_ms(tmp_path: Path) -> None:
         if seconds[-1] < 0.3:
             break
     assert min(seconds) < 0.3
+
+
+@pytest.mark.parametrize("form", ["--flags", "--env"])
+def test_what_could_move_the_cursor_is_not_handed_out(run_prober: Run, tmp_path: Path, form: str) -> None:
+    (tmp_path / "matrix.csv").write_text(render([record_of(a_row(other_flags="--x '\x1b[2J'"))]))
+    done = run_prober("lookup", "Qwen3-8B", "--results", tmp_path, form)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "control character" in done.stderr

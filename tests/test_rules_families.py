@@ -156,7 +156,7 @@ def messages() -> list[dict[str, str]]:
 
 
 needs_table = pytest.mark.skipif(
-    not MESSAGES.exists(), reason="the table of vLLM's messages (shared/facts) is not beside the repository"
+    not MESSAGES.exists(), reason="the table of vLLM's messages is not beside the repository"
 )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
-from row_makers import a_ceiling, a_row, a_trial, trials
+from row_makers import a_ceiling, a_row, a_trial, record, trials
 
 from prober.matrix.ceiling_row import public_model, row_of
 from prober.matrix.lookup import Question, look_up
@@ -57,25 +57,25 @@ def test_trials_come_back_in_order(tmp_path: Path) -> None:
 
 def test_record_writes_one_row_and_replaces_it(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    first = store.record(a_ceiling())
+    first = record(store, a_ceiling())
     assert store.rows() == [first]
-    second = store.record(a_ceiling(bracket=Bracket(3900, 3901), measured_at="2026-01-02T00:00:00Z"))
+    second = record(store, a_ceiling(bracket=Bracket(3900, 3901), measured_at="2026-01-02T00:00:00Z"))
     assert store.rows() == [second]
     assert second.max_model_len == 3900
-    store.record(a_ceiling(combination=Combination("Qwen/Qwen3-8B", tensor_parallel_size=2)))
+    record(store, a_ceiling(combination=Combination("Qwen/Qwen3-8B", tensor_parallel_size=2)))
     assert len(store.rows()) == 2
 
 
 def test_an_inconclusive_search_does_not_push_out_a_proof(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    proven = store.record(a_ceiling())
+    proven = record(store, a_ceiling())
     newer = "2026-02-01T00:00:00Z"
-    told = store.record(a_ceiling(status=Status.INCONCLUSIVE, bracket=Bracket(), measured_at=newer))
+    told = record(store, a_ceiling(status=Status.INCONCLUSIVE, bracket=Bracket(), measured_at=newer))
     assert told.status is Status.INCONCLUSIVE
-    store.record(a_ceiling(verify=Verify.SHORT, measured_at=newer))
-    store.record(a_ceiling(status=Status.AT_LEAST, bracket=Bracket(2000, None), measured_at=newer))
+    record(store, a_ceiling(verify=Verify.SHORT, measured_at=newer))
+    record(store, a_ceiling(status=Status.AT_LEAST, bracket=Bracket(2000, None), measured_at=newer))
     assert store.rows() == [proven]
-    contradicted = store.record(a_ceiling(status=Status.UNSTABLE, measured_at=newer))
+    contradicted = record(store, a_ceiling(status=Status.UNSTABLE, measured_at=newer))
     assert store.rows() == [contradicted]
 
 
@@ -98,7 +98,7 @@ def test_reports_of_different_addresses_stand_side_by_side(tmp_path: Path) -> No
 def test_the_file_has_lf_ends_and_no_draft_is_left(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.check_writable()
-    store.record(a_ceiling())
+    record(store, a_ceiling())
     assert b"\r" not in (tmp_path / "matrix.csv").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "matrix.csv"]
 

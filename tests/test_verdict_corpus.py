@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).parents[1]
 CORPUS = REPOSITORY.parent / "shared" / "corpus"
 
 
-@pytest.mark.skipif(not CORPUS.exists(), reason="shared/corpus is not beside the repository")
+@pytest.mark.skipif(not CORPUS.exists(), reason="no public start-ups beside the repository")
 def test_the_corpus_is_read_right() -> None:
     done = subprocess.run(
         [sys.executable, "scripts/corpus.py", str(CORPUS)],

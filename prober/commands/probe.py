@@ -67,6 +67,13 @@ def compile_states(context: click.Context, parameter: click.Parameter, text: str
         ) from None
 
 
+def finite(context: click.Context, parameter: click.Parameter, number: float | None) -> float | None:
+    """Refuse what is a float and no number: nan, and an endless wait."""
+    if number is not None and not math.isfinite(number):
+        raise click.BadParameter(f"{number} is no number of them", context, parameter)
+    return number
+
+
 def positive(text: str) -> float:
     """A number above 0 that is one. Raises ValueError."""
     number = float(text)
@@ -180,12 +187,17 @@ def default_python() -> Path:
 )
 @click.option("--budget-launches", type=click.IntRange(1), metavar="N", help="End with the bracket after N launches.")
 @click.option(
-    "--budget-minutes", type=click.FloatRange(0, min_open=True), metavar="M", help="The same after M minutes."
+    "--budget-minutes",
+    type=click.FloatRange(0, min_open=True),
+    callback=finite,
+    metavar="M",
+    help="The same after M minutes.",
 )
 @click.option("--fresh", is_flag=True, help="Measure anew; recorded trials only hint.")
 @click.option(
     "--wait",
     type=click.FloatRange(0),
+    callback=finite,
     default=600,
     show_default=True,
     metavar="SECONDS",

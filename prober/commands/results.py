@@ -67,6 +67,8 @@ def _best(answer: Answer, form: str) -> str:
 
     row = answer.hits[0].row
     text: str = getattr(serve_flags, form)(row)
+    if not text.replace("\n", "").isprintable():  # it could move the cursor, and is not to be pasted
+        raise serve_flags.Unproven("A setting of this row holds a control character: look at it with --json.")
     if row.environment and form != "env":
         click.echo(f"It was measured with this in the environment: {row.environment}", err=True)
     return text if text.endswith("\n") else text + "\n"

@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from prober.matrix.ceiling_row import row_of
-from prober.matrix.schema import CeilingKind, Row, UnreadableRow, from_cells
+from prober.matrix.schema import Row, UnreadableRow, from_cells
 from prober.matrix.table import Record, read_cells, read_records, record_of, render, stands_before
 from prober.matrix.trial_json import dump_trial, load_trial
-from prober.records import Ceiling, NotReady, Trial
+from prober.records import NotReady, Trial
 
 _LOCK_SECONDS = 60
 _POLL_SECONDS = 0.005  # a writer holds the lock for milliseconds
@@ -86,33 +85,12 @@ class Store:
         except UnreadableRow as error:
             raise UnreadableRow(f"{self.matrix_path}: {error} Mend it, or restore the file from git.") from error
 
-    def record(
-        self,
-        ceiling: Ceiling,
-        *,
-        model_revision: str | None = None,
-        recommended_max_model_len: int | None = None,
-        ceiling_kind: CeilingKind | None = None,
-        notes: Sequence[str] = (),
-    ) -> Row:
-        """Write the ceiling's row into the matrix and return it.
-
-        It replaces the row of the same combination, version, devices and machine, unless that one proves more
-        (see ``matrix.stands_before``): the evidence of this search stays in trials.jsonl either way.
-        """
-        row = row_of(
-            ceiling,
-            is_directory=Path(ceiling.combination.model).is_dir(),
-            model_revision=model_revision,
-            recommended_max_model_len=recommended_max_model_len,
-            ceiling_kind=ceiling_kind,
-            notes=notes,
-        )
-        self.put([row])
-        return row
-
     def put(self, rows: Iterable[Row]) -> list[Row]:
-        """Write rows of any source in one step; return those that were left out for a row that proves more."""
+        """Write rows of any source in one step; return those that were left out for a row that proves more.
+
+        A row replaces the one of the same combination, version, devices and machine unless that one proves more
+        (`table.stands_before`): what a search saw stays in trials.jsonl either way.
+        """
         left_out: list[Row] = []
         with self._locked(), self._disk():
             records = {record.key: record for record in self._newest_records()}

