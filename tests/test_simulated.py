@@ -195,3 +195,54 @@ def test_state_of_the_cache_changes_the_answer_not_its_truth(share: float) -> No
         for machine in (cold, warm):
             truth, done = machine.truth(), search(machine)
             assert (done.bracket.serves or 0) == (truth if truth >= LOWEST else 0)
+
+
+def double(machine: Machine) -> int:
+    """The loop of tutorials: 4,096 and on, while a start succeeds."""
+    length = 4096
+    while length <= machine.limit and machine.launch(length).verdict.outcome in STARTED:
+        length *= 2
+    return length // 2 if length > 4096 else 0
+
+
+def double_then_halve(machine: Machine) -> int:
+    low = double(machine)
+    high = min(max(2 * low, 4096), machine.limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if machine.launch(middle).verdict.outcome in STARTED else (low, middle)
+    return low
+
+
+def auto(machine: Machine) -> int:
+    """What vLLM chooses from the memory of a start at the limit."""
+    figures = machine.launch(None).verdict.figures
+    return figures.estimated_max_len if figures.estimated_max_len is not None else machine.limit
+
+
+STARTED = (Outcome.FITS, Outcome.UNSERVABLE)
+
+
+def test_other_ways_take_more_launches_or_name_lengths_that_do_not_serve() -> None:
+    """A thousand machines: launches, answers that serve, and answers below the truth, of each way."""
+    launches: dict[str, list[int]] = {}
+    bad: dict[str, int] = {}
+    ways: dict[str, Callable[[Machine], int]] = {
+        "double": double,
+        "double then halve": double_then_halve,
+        "auto": auto,
+        "ours": lambda machine: search(machine).bracket.serves or 0,
+    }
+    for name, way in ways.items():
+        bad[name] = short = 0
+        for case in range(1000):
+            kind = (plain, unreserved, follows_length, unequal_stages)[case % 4]
+            machine = kind(random.Random(f"{SEED}-ways-{case}"))
+            truth, answer = machine.truth(), way(machine)
+            launches.setdefault(name, []).append(machine.launches)
+            bad[name] += answer >= LOWEST and not machine.serves(answer)
+            short += answer < truth
+        print(f"{name}: launches {spread(launches[name])}; {bad[name]} do not serve, {short} could be longer")
+    assert bad["ours"] == 0
+    assert bad["double then halve"] > 0 < bad["auto"]
+    assert statistics.median(launches["double then halve"]) >= 4 * statistics.median(launches["ours"])

@@ -59,6 +59,7 @@ class Engine:
 
 def inspect(python: Path, output_of: Callable[[list[str], float], tuple[int | None, str]]) -> Engine:
     """Ask an interpreter for its vLLM. Raises NotReady with the command to type where there is none."""
+    python = python.absolute() if python.exists() else python  # ./python is a file here, python one on the PATH
     status, text = output_of([str(python), "-c", INSPECT], INSPECT_SECONDS)
     try:
         facts = json.loads(text.strip().splitlines()[-1]) if status == 0 else None
