@@ -139,7 +139,9 @@ def row_as_written(ceiling: Ceiling) -> Row:
     combination, advised = ceiling.combination, recommended(ceiling)
     has_dummy_weights = any(pair == DUMMY_WEIGHTS for pair in itertools.pairwise(combination.other_flags))
     is_beyond_limit = any(f"{name}={value}" in ceiling.settings for name, value in BEYOND_LIMIT.items())
-    notes = [("dummy weights", has_dummy_weights), (BEYOND_LIMIT_NOTE, is_beyond_limit)]
+    fewer = ceiling.lowered_sequences
+    lowered = f"max_num_seqs lowered to {fewer}, as vLLM asks: so many requests run at once, and no more"
+    notes = [("dummy weights", has_dummy_weights), (BEYOND_LIMIT_NOTE, is_beyond_limit), (lowered, fewer is not None)]
     return row_of(
         ceiling,
         is_directory=is_directory(combination.model),

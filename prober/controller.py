@@ -54,6 +54,7 @@ class Task:
     limit_of: Callable[[], int | None] = lambda: None
     settings: tuple[str, ...] = ()  # NAME=value of the environment that vLLM reads
     strategy: Strategy = Strategy.HINTS
+    hints: tuple[int, ...] = ()  # lengths to begin with, before those of known rows
     reserve_mib: int | None = None  # device memory that must stay free for a length to count
     at_rest_mib: int | None = None  # device memory in use now, on all devices of the machine's set
     most_launches: int | None = None  # then end with the bracket so far
@@ -87,9 +88,9 @@ class Listener(Protocol):
 class Lowered(Exception):  # not an error: the same search on another axis
     """vLLM allows fewer sequences than were asked for."""
 
-    def __init__(self, sequences: int) -> None:
+    def __init__(self, sequences: int, length: int | None) -> None:
         super().__init__(sequences)
-        self.sequences = sequences
+        self.sequences, self.length = sequences, length
 
 
 def measure(task: Task, store: Store, launch: Launcher, listener: Listener) -> Ceiling:
@@ -101,12 +102,15 @@ def measure(task: Task, store: Store, launch: Launcher, listener: Listener) -> C
     store.check_writable()
     began = time.monotonic()
     launched: list[Trial] = []
+    fewer: int | None = None
     while True:
         search = _Search(task, store, launch, listener, launched, began)
         try:
             done = search.run()
         except Lowered as lowered:
-            task = replace(task, combination=with_sequences(task.combination, lowered.sequences))
+            combination = with_sequences(task.combination, lowered.sequences)
+            fewer = lowered.sequences
+            task = replace(task, combination=combination, hints=(lowered.length,) if lowered.length else ())
             continue
         return Ceiling(
             combination=task.combination,
@@ -121,6 +125,8 @@ def measure(task: Task, store: Store, launch: Launcher, listener: Listener) -> C
             measured_at=_now().isoformat(timespec="seconds") if launched else _last_start(search.trials),
             reserve_mib=task.reserve_mib,
             settings=task.settings,
+            is_quick=task.strategy is Strategy.QUICK,
+            lowered_sequences=fewer,
         )
 
 
@@ -136,7 +142,7 @@ class _Search:
         self.state_key = state_key(task.machine, task.settings, task.reserve_mib)
         since = _now() if task.is_fresh else _now() - TRIALS_LAST
         same = [t for t in store.trials() if self._is_same(t) and _when(t) >= since]
-        self.lowered = next((t.verdict.figures.sequence_slots for t in reversed(same) if _wants_fewer(t)), None)
+        self.lowered = next((_lowered(t) for t in reversed(same) if _wants_fewer(t)), None)
         recorded = [t for t in same if _is_answer(t, task.verify)]
         self.trials = recorded + [t for t in launched if self._is_same(t) and t not in recorded]
         rows = store.rows()
@@ -144,7 +150,7 @@ class _Search:
             task.low,
             task.high,
             task.limit_of(),
-            hints=known_lengths(rows, task.combination, task.machine),
+            hints=(*task.hints, *known_lengths(rows, task.combination, task.machine)),
             switches=switches(task.machine.vllm_version, task.combination.other_flags),
             strategy=task.strategy,
             has_auto=version_order(task.machine.vllm_version or "0")[:2] >= AUTO_SINCE,
@@ -161,7 +167,7 @@ class _Search:
 
     def run(self) -> Done:
         if self.lowered:  # known from an earlier run
-            raise Lowered(self.lowered)
+            raise self.lowered
         if self.trials:
             self.listener.resumed(self.trials)
         while True:
@@ -211,7 +217,7 @@ class _Search:
         self.launched.append(trial)
         self.listener.finished(trial)
         if _wants_fewer(trial):
-            raise Lowered(figures.sequence_slots or 1)
+            raise _lowered(trial)
 
 
 def with_sequences(combination: Combination, sequences: int) -> Combination:
@@ -233,6 +239,10 @@ def state_key(machine: Machine, settings: Sequence[str] = (), reserve_mib: int |
 
 def _wants_fewer(trial: Trial) -> bool:
     return trial.verdict.outcome is Outcome.SEQUENCE_SLOTS and bool(trial.verdict.figures.sequence_slots)
+
+
+def _lowered(trial: Trial) -> Lowered:
+    return Lowered(trial.verdict.figures.sequence_slots or 1, trial.length)
 
 
 def _is_answer(trial: Trial, verify: Verify) -> bool:

@@ -241,6 +241,8 @@ class Ceiling:
     measured_at: str  # ISO 8601, UTC
     reserve_mib: int | None = None  # device memory that had to stay free for a length to count
     settings: tuple[str, ...] = ()  # NAME=value of the environment that vLLM read
+    is_quick: bool = False  # ended at the first length that served: nobody knows yet what ends it
+    lowered_sequences: int | None = None  # the --max-num-seqs that vLLM allowed, where it is fewer than was asked for
 
     @property
     def max_model_len(self) -> int | None:

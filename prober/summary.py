@@ -87,6 +87,10 @@ def _facts(ceiling: Ceiling, row: Row) -> list[tuple[str, str]]:
         )
     if row.recommended_max_model_len and row.recommended_max_model_len != row.max_model_len:
         facts.append(("recommended", f"{row.recommended_max_model_len:,}  (with headroom for another machine)"))
+    if ceiling.lowered_sequences:
+        facts.append(
+            ("max_num_seqs", f"{ceiling.lowered_sequences:,}  (vLLM allows no more: so many requests at once)")
+        )
     if row.least_free_mib is not None:
         facts.append(("left free", f"{row.least_free_mib:,} MiB on the fullest GPU at the peak"))
     if row.estimated_max_model_len:

@@ -137,6 +137,9 @@ def test_sequences_are_lowered_to_what_vllm_allows(fake_probe: Probe, tmp_path: 
     done, engine = fake_probe(Scenario(kv_blocks=32, block_size=128, faults=(fault,)))
     assert done.returncode == 0, done.stderr
     assert all("134" in launch.argv for launch in engine.launches() if launch.number > 2)
+    assert [launch.length for launch in engine.launches()] == [131_072, 3968, 3968, 3969], "the length is kept"
+    assert "134  (vLLM allows no more: so many requests at once)" in done.stdout
+    assert "lowered to 134" in rows(tmp_path)[0]["notes"]
     assert rows(tmp_path)[0]["other_flags"] == "--max-num-seqs 134"
 
 

@@ -70,9 +70,9 @@ def row_of(
 
 
 def _kind(ceiling: Ceiling) -> CeilingKind | None:
-    """What limits the length; where longer was not tried, memory if vLLM itself says so, else the end asked for."""
-    if ceiling.status is Status.AT_LEAST and (ceiling.bracket.refused or _estimated(ceiling)):
-        return CeilingKind.MEMORY
+    """What limits the length; where a quick search tried no longer one, memory if vLLM itself says so."""
+    if ceiling.is_quick and ceiling.status is Status.AT_LEAST:
+        return CeilingKind.MEMORY if ceiling.bracket.refused or _estimated(ceiling) else None
     return _KINDS.get(ceiling.status)
 
 
