@@ -106,7 +106,11 @@ def _from_blocks(figures: Figures, has_served: bool) -> tuple[int, ...]:
     as_counted = figures.gpu_blocks * length / -(-length // figures.block_size)
     if tokens and min(abs(tokens - whole), abs(tokens - as_counted)) >= figures.block_size:
         # A hybrid model's groups share the blocks: only the log knows what requests find room for.
-        return (tokens // figures.block_size * figures.block_size,)
+        counted = tokens // figures.block_size * figures.block_size
+        if has_served or counted < length:
+            return (counted,)
+        shorter = (-(-length // figures.block_size) - 1) * figures.block_size  # the null block is not counted
+        return (shorter + 1, shorter) if shorter > 0 else ()
     lengths = (usable, usable + 1, whole) if has_served else (usable + 1, usable)
     return tuple(length for length in lengths if length > 1)
 

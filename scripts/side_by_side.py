@@ -140,6 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("pythons", nargs="+", type=Path)
     parser.add_argument("--only", help="the name of one model")
+    parser.add_argument("--way", choices=[name for name, _ in WAYS], help="one way only")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     with (
@@ -153,7 +154,7 @@ def main() -> None:
         for subject, python in itertools.product(subjects, given.pythons):
             engine = inspect(python.absolute(), output_of)
             combination = combination_of(subject, Path(folder))
-            for name, way in WAYS:
+            for name, way in [way for way in WAYS if given.way in (None, way[0])]:
                 result = measured(name, way, engine, combination, subject.kv_mib)
                 print(result)
                 if writer and file:
