@@ -45,7 +45,7 @@ class Setting:
     verify: Verify
     limits: Limits
     folder: Path
-    devices: Mapping[str, str]  # the environment that shows exactly the leased devices
+    around: Mapping[str, str]  # added to the environment: exactly the leased devices, and what the search asks for
 
 
 def attempt(
@@ -59,7 +59,7 @@ def attempt(
     guard = guard or Guard(setting.folder)
     with _cache(setting, tag) as cache:
         start, proof_of = _prepare(setting, length, tag, cache)
-        environment = {**start.environment, **setting.devices}
+        environment = {**start.environment, **setting.around}
         with (
             Launch(start.command, environment, log_path(setting, tag), tag) as launch,
             contextlib.closing(proof_of(launch)) as proof,
