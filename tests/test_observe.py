@@ -65,7 +65,7 @@ def test_blocks_of_a_start_suggest_the_ceiling() -> None:
     assert odd.hints[0] == 8191 * 128, "a last block that is not full makes no hybrid"
     assert (fitted.hints[0], stuck.hints[0], hybrid.hints) == (3968, 3969, (49_408,))
     waits = trial(
-        Outcome.UNSERVABLE, 49_536, gpu_blocks=512, block_size=128, kv_cache_tokens=49_632,
+        Outcome.UNSERVABLE, gpu_blocks=512, block_size=128, kv_cache_tokens=49_632,
         requested_max_model_len=49_536,
     )  # fmt: skip
     uncounted = observe(waits, Verify.FULL)
