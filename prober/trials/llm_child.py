@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != HERE]
 SAMPLE_SECONDS = 1.0
 BURST_REQUESTS, BURST_TOKENS = 8, 4
+POOLING_TASKS = ("embed", "classify", "token_embed", "token_classify")
 
 
 def main() -> None:
@@ -124,9 +125,17 @@ def ask(llm, prompt_tokens: list[int], answer_tokens: int):  # type: ignore[no-u
     token_ids = runpy.run_path(str(HERE / "prompts.py"))["token_ids"]
     prompts = [{"prompt_token_ids": token_ids(count)} for count in prompt_tokens]
     if is_pooling(llm):
-        return getattr(llm, "embed", llm.encode)(prompts, use_tqdm=False)
+        return encode(llm, prompts)  # type: ignore[no-untyped-call]
     sampling = SamplingParams(max_tokens=answer_tokens, ignore_eos=True, temperature=0.0)
     return llm.generate(prompts, sampling, use_tqdm=False)
+
+
+def encode(llm, prompts):  # type: ignore[no-untyped-def]
+    """Through the model's own task, which newer versions want named."""
+    for task in (getattr(llm, "pooling_task", None), *getattr(llm, "supported_tasks", ())):
+        if task in POOLING_TASKS:
+            return llm.encode(prompts, pooling_task=task, use_tqdm=False)
+    return llm.encode(prompts, use_tqdm=False)
 
 
 def sample(llm, say) -> None:  # type: ignore[no-untyped-def]

@@ -74,8 +74,6 @@ class LLM:
             answers.append(SimpleNamespace(outputs=SimpleNamespace(embedding=[0.5, 0.5]), prompt_token_ids=ids))
         return answers
 
-    embed = encode
-
     def generate(self, prompts: Any, sampling_params: SamplingParams | None = None, **_: Any) -> list[Any]:
         """Answer each prompt (``{"prompt_token_ids": [...]}``); a prompt that is too long is a ValueError."""
         if self._service.launch.scenario.pooling:
