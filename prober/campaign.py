@@ -82,9 +82,9 @@ def plan(wish: Wish) -> list[Cell]:
     rows = Store(wish.results).rows()
     engine = inspect(wish.python, output_of)
     here = station.machine_of(engine, wish.device)
-    cells = []
-    for combination in _checked(wish):
-        impossible = why_impossible(combination)
+    cells, wanted = [], _checked(wish)
+    for combination in wanted:
+        impossible = _why_never(wish, engine, combination, len(wanted))
         expected = KNOWN_LAUNCHES if known_lengths(rows, combination, here) else USUAL_LAUNCHES
         expected = QUICK_LAUNCHES if wish.strategy is Strategy.QUICK else expected
         cells.append(Cell(combination, 0 if impossible else expected, impossible))
@@ -103,7 +103,7 @@ def probe(wish: Wish, display_of: Callable[[Combination], Display]) -> Iterator[
     if wish.is_certifying:
         _refuse_unknown(cells, store.rows(), station.machine_of(engine, wish.device))
     for combination in cells:
-        impossible = why_impossible(combination)
+        impossible = _why_never(wish, engine, combination, len(cells))
         if impossible:
             ceiling = _closed(combination, station.machine_of(engine, wish.device), impossible)
         else:
@@ -120,6 +120,22 @@ def _checked(wish: Wish) -> list[Combination]:
     if wish.is_beyond_limit and wish.high is None:
         raise UsageError("--beyond-model-limit needs --high: nothing else ends the search.")
     return combinations(wish.axes)
+
+
+def _why_never(wish: Wish, engine: Engine, combination: Combination, cells: int) -> str | None:
+    """Why no launch can help this cell. Too few GPUs closes one of several cells; of a single one it is a mistake."""
+    impossible = why_impossible(combination)
+    if impossible or cells == 1:
+        return impossible
+    return station.why_never(engine, wish.device, _gpus(combination), _wanted(wish))
+
+
+def _gpus(combination: Combination) -> int:
+    return combination.tensor_parallel_size * combination.pipeline_parallel_size
+
+
+def _wanted(wish: Wish) -> list[str] | None:
+    return None if wish.gpus is None else list(wish.gpus)
 
 
 def _refuse_unknown(cells: Iterable[Combination], rows: Sequence[Row], here: Machine) -> None:
@@ -159,11 +175,10 @@ def _is_ended_by_batch(ceiling: Ceiling) -> bool:
 
 
 def _measured(wish: Wish, combination: Combination, engine: Engine, store: Store, display: Display) -> Ceiling:
-    count = combination.tensor_parallel_size * combination.pipeline_parallel_size
-    wanted = None if wish.gpus is None else list(wish.gpus)
     limit_of = partial(limit_beyond_default, combination.model, combination.model_revision)
     added = BEYOND_LIMIT if wish.is_beyond_limit else {}
-    with station.hold(engine, wish.device, count, wanted, display.say, wish.wait_seconds) as here:
+    count = _gpus(combination)
+    with station.hold(engine, wish.device, count, _wanted(wish), display.say, wish.wait_seconds) as here:
         at_rest = here.at_rest_mib()
         if wish.reserve_mib is not None and at_rest is None:
             raise NotReady("--reserve-mib: no device here tells how much of its memory is free.")

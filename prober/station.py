@@ -21,7 +21,18 @@ from prober.machine.leases import choose_and_lease
 from prober.matrix.ceiling_row import public_model
 from prober.matrix.public_text import public_text
 from prober.matrix.store import Store
-from prober.records import Combination, CompileState, Machine, NotReady, Outcome, Report, Stage, Verdict, Verify
+from prober.records import (
+    Combination,
+    CompileState,
+    Machine,
+    NotReady,
+    Outcome,
+    Report,
+    Stage,
+    UsageError,
+    Verdict,
+    Verify,
+)
 from prober.scrub import Scrubber, secrets_in
 from prober.trials.engine import Engine
 from prober.trials.patience import Limits
@@ -95,6 +106,19 @@ def hold(
         return
     with choose_and_lease(here, count, wanted) as lease:
         yield Station(engine, _machine(engine, "cuda", lease.gpus, here), tuple(lease.gpus), say, idle_seconds)
+
+
+def why_never(engine: Engine, device: str, count: int, wanted: list[str] | None) -> str | None:
+    """Say why this machine can never hold ``count`` GPUs of one type; None: it can, if not now."""
+    here = gpus.inventory()
+    if not _is_cpu(engine, device, here):
+        try:
+            gpus.choose(here, count, wanted)
+        except UsageError as error:
+            return str(error)
+        except NotReady:
+            return None
+    return None
 
 
 def machine_of(engine: Engine, device: str) -> Machine:

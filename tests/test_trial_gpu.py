@@ -148,6 +148,17 @@ def test_two_gpus_are_taken_for_two_ranks(box: Box) -> None:
     assert "waiting" not in err
 
 
+def test_a_cell_that_needs_more_gpus_than_there_are_is_closed_and_the_others_measured(box: Box) -> None:
+    code, out, _ = box.probe(engine := box.engine(), "--tp", "1,2")
+    assert code == 1
+    assert len(engine.launches()) == 3
+    assert "this machine has 1 GPU, --tp 2 needs 2" in out
+    rows = {row.tensor_parallel_size: row.status for row in Store(box.folder / "results").rows()}
+    assert rows == {1: "exact", 2: "bad_config"}
+    code, out, err = box.probe(engine, "--tp", "2")
+    assert (code, out, "needs 2" in err) == (2, "", True), "alone it is a mistake, and nothing is written"
+
+
 def test_neighbour_is_waited_for_and_named(box: Box) -> None:
     engine = box.engine()
     with neighbour(box) as other, box.probing(engine) as prober:
