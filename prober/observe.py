@@ -80,8 +80,8 @@ def switches(vllm_version: str | None, flags: Iterable[str]) -> tuple[int, ...]:
 
     V0 (0.5.3 to 0.10.2, arg_utils.py) turns chunked prefill on above 32,768 tokens unless told: activations shrink.
     """
-    numbers = re.findall(r"\d+", vllm_version or "")[:3]
-    is_v0 = len(numbers) > 1 and (0, 5, 3) <= tuple(int(n) for n in [*numbers, "0"][:3]) <= (0, 10, 2)
+    release = tuple(int(number) for number in re.findall(r"\d+", vllm_version or "")[:3])
+    is_v0 = (0, 5, 3) <= release <= (0, 10, 2)
     is_told = any("chunked-prefill" in flag or "max-num-batched-tokens" in flag for flag in flags)
     return (32_768,) if is_v0 and not is_told else ()
 

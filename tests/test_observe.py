@@ -8,9 +8,9 @@ import pytest
 
 from prober.controller import combination_key, state_key
 from prober.flags import parse
-from prober.observe import observe, switches
+from prober.observe import observe, served_figures, switches
 from prober.records import Combination, Figures, Machine, Outcome, Stage, Trial, UsageError, Verdict, Verify
-from prober.search import Reading
+from prober.search import Observation, Reading
 from prober.station import unless_held
 
 MACHINE = Machine("GPU", "cuda", "m")
@@ -21,9 +21,15 @@ def trial(outcome: Outcome, stage: Stage = Stage.SERVE, verify: Verify = Verify.
     return Trial("t", "c", "s", 4096, False, verify, Verdict(outcome, stage, figures=figures), 1.0, "2026-01-01")
 
 
+def seen(one: Trial, verify: Verify = Verify.FULL) -> Observation:
+    found = observe(one, verify)
+    assert found is not None
+    return found
+
+
 def reading(one: Trial, verify: Verify = Verify.FULL) -> Reading | None:
-    seen = observe(one, verify)
-    return None if seen is None else seen.reading
+    found = observe(one, verify)
+    return None if found is None else found.reading
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CRASH, Outcome.TIMEOUT, Outcome.DEVICE_BUSY, Outcome.SEQUENCE_SLOTS])
@@ -38,46 +44,149 @@ def test_host_out_of_memory_is_too_long_only_where_the_trial_took_it() -> None:
     assert reading(replace(one, verdict=replace(one.verdict, rule="guard_shared"))) is Reading.UNKNOWN
 
 
-def test_device_out_of_memory_depends_on_the_stage() -> None:
-    assert reading(trial(Outcome.DEVICE_OOM, Stage.LOAD)) is Reading.NO_LENGTH
-    assert reading(trial(Outcome.DEVICE_OOM, Stage.CAPTURE)) is Reading.TOO_LONG
-    assert reading(trial(Outcome.DEVICE_OOM, Stage.CONFIG)) is Reading.UNKNOWN
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        ((Stage.CONFIG, Stage.DOWNLOAD, Stage.COMPILE), Reading.UNKNOWN),  # not where lengths take memory
+        ((Stage.LOAD,), Reading.NO_LENGTH),
+        ((Stage.PROFILE, Stage.KV_CACHE, Stage.CAPTURE, Stage.SERVE), Reading.TOO_LONG),
+    ],
+)
+def test_device_out_of_memory_depends_on_the_stage(stages: tuple[Stage, ...], expected: Reading) -> None:
+    assert {reading(trial(Outcome.DEVICE_OOM, stage)) for stage in stages} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (Outcome.KV_TOO_SMALL, Reading.TOO_LONG),
+        (Outcome.NO_KV_MEMORY, Reading.TOO_LONG),
+        (Outcome.TOO_SHORT, Reading.TOO_SHORT),
+        (Outcome.BAD_CONFIG, Reading.WRONG),
+    ],
+)
+def test_refusal_counts_whatever_proof_was_asked_for(outcome: Outcome, expected: Reading) -> None:
+    """A start that fails shows as much with no request to follow as with one of full length."""
+    assert {reading(trial(outcome, verify=done), asked) for done in Verify for asked in Verify} == {expected}
 
 
 def test_weaker_proof_says_nothing_and_a_stronger_demand_that_failed_still_started() -> None:
-    assert reading(trial(Outcome.FITS, verify=Verify.SHORT)) is None
-    assert reading(trial(Outcome.UNSERVABLE, verify=Verify.FULL), Verify.NONE) is Reading.SERVES
-    assert reading(trial(Outcome.UNSERVABLE, verify=Verify.SHORT), Verify.SHORT) is Reading.TOO_LONG
+    weakest_first = (Verify.NONE, Verify.SHORT, Verify.FULL)
+    for rank, done in enumerate(weakest_first):
+        for asked_rank, asked in enumerate(weakest_first):
+            fits = Reading.SERVES if rank >= asked_rank else None
+            stuck = Reading.SERVES if rank > asked_rank else Reading.TOO_LONG
+            assert reading(trial(Outcome.FITS, verify=done), asked) is fits
+            assert reading(trial(Outcome.UNSERVABLE, verify=done), asked) is stuck
 
 
-def test_blocks_of_a_start_suggest_the_ceiling() -> None:
-    fitted = observe(trial(Outcome.FITS, gpu_blocks=32, block_size=128), Verify.FULL)
-    stuck = observe(trial(Outcome.UNSERVABLE, gpu_blocks=32, block_size=128), Verify.FULL)
-    hybrid = observe(trial(Outcome.FITS, gpu_blocks=512, block_size=128, kv_cache_tokens=49_504), Verify.FULL)
-    assert fitted is not None
-    assert stuck is not None
-    assert hybrid is not None
-    counted = trial(
-        Outcome.FITS, gpu_blocks=8192, block_size=128, kv_cache_tokens=1_017_068, requested_max_model_len=4097
-    )
-    odd = observe(counted, Verify.FULL)
-    assert odd is not None
-    assert odd.hints[0] == 8191 * 128, "a last block that is not full makes no hybrid"
-    assert (fitted.hints[0], stuck.hints[0], hybrid.hints) == (3968, 3969, (49_408,))
-    waits = trial(
-        Outcome.UNSERVABLE, gpu_blocks=512, block_size=128, kv_cache_tokens=49_632,
-        requested_max_model_len=49_536,
-    )  # fmt: skip
-    uncounted = observe(waits, Verify.FULL)
-    assert uncounted is not None
-    assert uncounted.hints == (49_409, 49_408), "its log counts the block that is never granted"
+def test_limit_of_the_model_is_what_a_refusal_for_it_names_and_nothing_else() -> None:
+    refused = trial(Outcome.OVER_MODEL_LIMIT, model_limit=2048)
+    assert (reading(refused), seen(refused).limit) == (Reading.OVER_LIMIT, 2048)
+    assert reading(trial(Outcome.OVER_MODEL_LIMIT)) is Reading.UNKNOWN, "a limit without a number bounds nothing"
+    assert seen(trial(Outcome.KV_TOO_SMALL, model_limit=2048)).limit is None, "a draft model's, perhaps"
+
+
+def test_start_without_a_length_shows_the_limit_unless_a_refusal_names_a_lower_one() -> None:
+    by_default = replace(trial(Outcome.KV_TOO_SMALL), is_default_length=True)
+    assert seen(by_default).limit == by_default.length
+    assert seen(replace(trial(Outcome.OVER_MODEL_LIMIT, model_limit=2048), is_default_length=True)).limit == 2048
+    assert seen(trial(Outcome.FITS)).limit is None
+
+
+def test_length_that_leaves_less_memory_free_than_was_demanded_is_too_long() -> None:
+    blocks = {"gpu_blocks": 32, "block_size": 128}
+    demanded = replace(trial(Outcome.FITS, **blocks), reserve_mib=1000)
+    assert reading(replace(demanded, least_free_mib=1000)) is Reading.SERVES
+    assert reading(replace(demanded, least_free_mib=999)) is Reading.TOO_LONG
+    assert seen(replace(demanded, least_free_mib=999)).hints == (0,), "blocks say nothing of memory left free"
+    assert reading(demanded) is Reading.UNKNOWN, "nobody saw what stayed free"
+    freely = seen(replace(demanded, reserve_mib=None, least_free_mib=0))
+    assert (freely.reading, freely.hints[0]) == (Reading.SERVES, 3968)
+
+
+def test_refusal_stays_one_whatever_memory_was_to_stay_free() -> None:
+    refused = replace(trial(Outcome.KV_TOO_SMALL, estimated_max_len=2048), reserve_mib=1000)
+    for free in (None, 0, 5000):
+        one = seen(replace(refused, least_free_mib=free))
+        assert (one.reading, one.hints) == (Reading.TOO_LONG, (2048,))
+
+
+@pytest.mark.parametrize(
+    ("figures", "hints"),
+    [
+        ({"estimated_max_len": 3000, "max_tokens_in_cache": 3200}, (3000, 3200)),
+        ({"max_tokens_in_cache": 3200}, (3200,)),  # V0
+        ({"estimated_max_len": 0, "max_tokens_in_cache": 3200}, (3200,)),
+        # Every token needs the same: three quarters of the memory hold three quarters of the length.
+        ({"requested_max_model_len": 4096, "needed_gib": 4.0, "available_gib": 3.0}, (3072,)),
+        ({"requested_max_model_len": 4096, "needed_gib": 1.0, "available_gib": 0.75}, (3072,)),
+        ({"requested_max_model_len": 4096, "needed_gib": 4.0, "available_gib": -1.0}, ()),
+        ({"requested_max_model_len": 4096, "needed_gib": 4.0, "available_gib": 4.0}, ()),  # it was refused all the same
+        ({"requested_max_model_len": 4096, "needed_gib": 4.0}, ()),
+        ({"requested_max_model_len": 4096, "available_gib": 3.0}, ()),
+        ({"needed_gib": 4.0, "available_gib": 3.0}, ()),
+        ({}, ()),
+    ],
+)
+def test_figures_of_a_refusal_suggest_the_ceiling(figures: dict[str, object], hints: tuple[int, ...]) -> None:
+    assert seen(trial(Outcome.KV_TOO_SMALL, **figures)).hints == hints
+
+
+def test_no_memory_for_the_cache_suggests_that_nothing_fits() -> None:
+    assert seen(trial(Outcome.NO_KV_MEMORY, estimated_max_len=3000)).hints == (0,)
+
+
+@pytest.mark.parametrize(("outcome", "hints"), [(Outcome.FITS, (3968, 3969, 4096)), (Outcome.UNSERVABLE, (3969, 3968))])
+def test_blocks_of_a_start_suggest_the_ceiling(outcome: Outcome, hints: tuple[int, ...]) -> None:
+    """Without the null block, with the token that needs no room, and (V0) with every block."""
+    assert seen(trial(outcome, gpu_blocks=32, block_size=128)).hints == hints
+
+
+def test_start_that_printed_too_little_suggests_nothing() -> None:
+    assert seen(trial(Outcome.FITS, gpu_blocks=32)).hints == ()
+    assert seen(trial(Outcome.FITS, block_size=128)).hints == ()
+    assert seen(trial(Outcome.FITS, gpu_blocks=1, block_size=128)).hints == (128,), "no length of 0 or 1"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "asked", "tokens", "first"),
+    [
+        (512, None, 49_504, 49_408),  # groups share the blocks: what the log counts, in whole blocks
+        (512, None, 511 * 128, 511 * 128),  # so does one block less
+        (8192, 4097, 1_017_068, 8191 * 128),  # a last block that is not full makes no hybrid
+        (8192, 4097, 8192 * 128, 8191 * 128),  # nor where the log counts blocks (before 0.20.1)
+    ],
+)
+def test_hybrid_is_known_by_tokens_that_its_blocks_do_not_explain(
+    blocks: int, asked: int | None, tokens: int, first: int
+) -> None:
+    one = trial(Outcome.FITS, gpu_blocks=blocks, block_size=128, kv_cache_tokens=tokens, requested_max_model_len=asked)
+    assert seen(one).hints[0] == first
+
+
+def test_figures_of_a_length_are_those_of_its_last_start_that_served() -> None:
+    def of(length: int, outcome: Outcome, blocks: int) -> Trial:
+        return replace(trial(outcome, gpu_blocks=blocks), length=length)
+
+    trials = [of(4096, Outcome.FITS, 30), of(4096, Outcome.FITS, 31), of(4096, Outcome.FITS, 32)]
+    others = [of(4096, Outcome.UNSERVABLE, 40), of(8192, Outcome.FITS, 41)]
+    assert served_figures([*trials, *others], 4096).gpu_blocks == 32
+    assert served_figures(others, 4096) == Figures()
 
 
 @pytest.mark.parametrize(
     ("version", "flags", "expected"),
     [
+        ("0.5.2", (), ()),
+        ("0.5.3", (), (32_768,)),
+        ("0.5.3.post1", (), (32_768,)),
         ("0.6.3", (), (32_768,)),
-        ("0.6.3", ("--enable-chunked-prefill",), ()),
+        ("0.10.2rc1", (), (32_768,)),
+        ("0.10.3", (), ()),
+        ("0.6.3", ("--enforce-eager",), (32_768,)),
+        ("0.6.3", ("--enforce-eager", "--enable-chunked-prefill"), ()),
+        ("0.6.3", ("--max-num-batched-tokens=2048",), ()),
         ("0.4.3", (), ()),
         ("0.11.0", (), ()),
         (None, (), ()),
@@ -112,3 +221,8 @@ def test_beginnings_of_our_own_flags_are_refused_too(word: str) -> None:
 def test_flags_of_others_pass_untouched() -> None:
     words = ["--max-num-seqs", "8", "-O3", "--mm-processor-kwargs", "{}", "--max-num-batched-tokens=2048"]
     assert parse(words).others == tuple(words)
+
+
+def test_block_that_is_counted_and_never_granted_is_one_less() -> None:
+    figures = {"block_size": 128, "kv_cache_tokens": 49_632, "requested_max_model_len": 49_536}
+    assert seen(trial(Outcome.UNSERVABLE, gpu_blocks=512, **figures)).hints == (49_409, 49_408)
