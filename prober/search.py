@@ -104,7 +104,7 @@ def narrow(observations: Sequence[Observation], space: Space) -> Try | Done:
     """Say what to launch next, or what came out. Never proposes a length that is already answered, but to settle a
     contradiction (once)."""
     known = _Known(observations, space)
-    step = known.verdict() or known.retry() or known.next()
+    step = known.verdict() or known.retry() or known.next() or known.given_up()
     return step if isinstance(step, Done) else replace(step, left=known.expected(step))
 
 
@@ -157,7 +157,7 @@ class _Known:
             return self._unstable()
         if self.contradicts or self._untried_regime() is not None:
             return None  # `retry` settles the one, `next` the other
-        return self._stopped() or self._closed() or self._given_up()
+        return self._stopped() or self._closed() or (self.given_up() if len(self.untriable) >= UNTRIABLE else None)
 
     def _stopped(self) -> Done | None:
         if Reading.NO_LENGTH in self.readings.values():
@@ -199,20 +199,13 @@ class _Known:
             why = f"not even {self.upper:,} tokens fit"
         return Done(Status.DOES_NOT_FIT, self.bracket, why)
 
-    def _given_up(self) -> Done | None:
-        if len(self.untriable) < UNTRIABLE and (self.hi is None or any(self._open())):
-            return None
+    def given_up(self) -> Done:
         lengths = ", ".join(f"{n:,}" if n is not None else "the model's limit" for n in sorted_lengths(self.untriable))
         return Done(Status.INCONCLUSIVE, self.bracket, f"could not tell at {lengths or 'any length'}")
 
-    def _open(self) -> Iterator[int]:
-        """Lengths that are still worth a launch, downwards from the top end."""
-        return (length for length in range((self.hi or 0) - 1, self.lo, -1) if length not in self.untriable)
-
     def _untried_regime(self) -> int | None:
         """The shortest length of a regime above what was refused: it may fit again."""
-        longest = self.serves or 0
-        starts = (end + 1 for end in self.space.switches if self.upper is not None and longest < self.upper <= end)
+        starts = (end + 1 for end in self.space.switches if self.upper is not None and self.upper <= end)
         return next((n for n in starts if n not in self.attempts and n <= (self.top or n)), None)
 
     # What to try next
@@ -227,7 +220,7 @@ class _Known:
                 return Try(length, "again: the last attempt could not tell")
         return None
 
-    def next(self) -> Try:
+    def next(self) -> Try | None:
         if (start := self._untried_regime()) is not None:
             return Try(start, "the shortest of its regime, which may fit again")
         for length, why in self._candidates():
@@ -235,13 +228,13 @@ class _Known:
                 return Try(length, why)
             if self.lo < length < (self.hi or length + 1) and length not in self.untriable:
                 return Try(length, why)
-        return Try(next(self._open()), "the next length that can be tried")
+        return None
 
     def _candidates(self) -> Iterator[tuple[int | None, str]]:
         """Lengths in the order of preference; those outside the open interval are passed over by `next`."""
         if self.space.strategy is not Strategy.BISECT:
             for guess, why in self._guesses():
-                if self.lo < guess and self._affordable(guess):
+                if self._affordable(guess):
                     yield guess, why
         if self.upper is None:
             yield from self._towards_the_top()
@@ -262,8 +255,8 @@ class _Known:
             yield (self.lo // self.block + 1) * self.block, "one block more: the expected ceiling was too low"
 
     def _inside(self, hints: tuple[int, ...]) -> list[int]:
-        """One observation's hints inside the interval. Until something served, one below the interval means "low"."""
-        if self.serves is None:
+        """One observation's hints inside the interval. One below what is asked for means "low", until that answered."""
+        if self.serves is None and self.low == self.space.low:
             hints = tuple(max(hint, self.low) for hint in hints)
         return [hint for hint in hints if self.lo <= hint and (self.hi is None or hint < self.hi)]
 
@@ -271,10 +264,8 @@ class _Known:
         top = self.top
         if self.space.strategy is Strategy.QUICK and self.space.has_auto and not self.attempts and self.top is None:
             yield AUTO, "the length that vLLM itself chooses"
-        if top is None and None not in self.untriable:
-            yield None, "the model's own limit"
-        elif top is not None and top not in self.untriable:
-            yield top, "the longest allowed"
+        if top not in self.untriable:
+            yield top, "the model's own limit" if top is None else "the longest allowed"
         else:
             serves = self.serves or 0
             for length in (max(self.low, FIRST_FROM_BELOW, 2 * serves), serves * 3 // 2, self.low):
@@ -282,7 +273,7 @@ class _Known:
 
     def _halves(self, lo: int, hi: int) -> Iterator[tuple[int, str]]:
         middle = (lo + hi) // 2
-        if self.block and self.block > 1 and self.space.strategy is not Strategy.BISECT:
+        if self.block and self.space.strategy is not Strategy.BISECT:
             nearest = round(middle / self.block) * self.block
             for length in (nearest, nearest - self.block, nearest + self.block):
                 if lo < length < hi and self._affordable(length):
@@ -324,13 +315,11 @@ class _Known:
 
 def _answers(observations: Sequence[Observation]) -> dict[int | None, Reading]:
     """The latest answer at each length. Once some length got an answer about capacity, "no length can" is no answer."""
-    answers = {o.length: o.reading for o in observations if o.reading is not Reading.UNKNOWN}
-    readings = set(answers.values())
-    disproved = set()
-    if Reading.SERVES in readings:
-        disproved = {Reading.NO_LENGTH, Reading.WRONG}
-    elif Reading.TOO_LONG in readings:
-        disproved = {Reading.NO_LENGTH, Reading.WRONG}  # the weights had been loaded, the configuration taken
+    answers: dict[int | None, Reading] = {o.length: o.reading for o in observations if o.reading is not Reading.UNKNOWN}
+    if not {Reading.SERVES, Reading.TOO_LONG} & set(answers.values()):
+        return answers
+    # The weights had been loaded, the configuration taken.
+    disproved = (Reading.NO_LENGTH, Reading.WRONG)
     return {length: reading for length, reading in answers.items() if reading not in disproved}
 
 

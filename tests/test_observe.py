@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,8 @@ from prober.station import unless_held
 MACHINE = Machine("GPU", "cuda", "m")
 
 
-def trial(outcome: Outcome, stage: Stage = Stage.SERVE, verify: Verify = Verify.FULL, **facts: object) -> Trial:
-    figures = Figures(**facts)  # type: ignore[arg-type]  # names of figures
+def trial(outcome: Outcome, stage: Stage = Stage.SERVE, verify: Verify = Verify.FULL, **facts: Any) -> Trial:
+    figures = Figures(**facts)
     return Trial("t", "c", "s", 4096, False, verify, Verdict(outcome, stage, figures=figures), 1.0, "2026-01-01")
 
 
@@ -95,8 +96,7 @@ def test_start_without_a_length_shows_the_limit_unless_a_refusal_names_a_lower_o
 
 
 def test_length_that_leaves_less_memory_free_than_was_demanded_is_too_long() -> None:
-    blocks = {"gpu_blocks": 32, "block_size": 128}
-    demanded = replace(trial(Outcome.FITS, **blocks), reserve_mib=1000)
+    demanded = replace(trial(Outcome.FITS, gpu_blocks=32, block_size=128), reserve_mib=1000)
     assert reading(replace(demanded, least_free_mib=1000)) is Reading.SERVES
     assert reading(replace(demanded, least_free_mib=999)) is Reading.TOO_LONG
     assert seen(replace(demanded, least_free_mib=999)).hints == (0,), "blocks say nothing of memory left free"
@@ -129,7 +129,7 @@ def test_refusal_stays_one_whatever_memory_was_to_stay_free() -> None:
         ({}, ()),
     ],
 )
-def test_figures_of_a_refusal_suggest_the_ceiling(figures: dict[str, object], hints: tuple[int, ...]) -> None:
+def test_figures_of_a_refusal_suggest_the_ceiling(figures: dict[str, Any], hints: tuple[int, ...]) -> None:
     assert seen(trial(Outcome.KV_TOO_SMALL, **figures)).hints == hints
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prober.records import Bracket, Status
-from prober.search import LOWEST, SPARE, Done, Observation, Reading, Space, Try, halvings, narrow
+from prober.search import LOWEST, Done, Observation, Reading, Space, Try, halvings, narrow
 
 Engine = Callable[[int | None], Observation]
 
@@ -224,7 +224,7 @@ def test_any_monotone_truth_and_any_hints_stay_within_plain_bisection_plus_three
     asked: list[int | None] = []
     done, seen = search(recording(engine, asked), space)
     assert len(asked) == len(set(asked)), "a launch was repeated"
-    assert len(seen) <= plain_bisection(limit) + SPARE
+    assert len(seen) <= plain_bisection(limit) + 3
     if ceiling >= limit:
         assert (done.status, done.bracket.serves) == (Status.MODEL_LIMIT, limit)
     elif ceiling < LOWEST:
