@@ -276,7 +276,7 @@ class _Known:
         if self.block and self.space.strategy is not Strategy.BISECT:
             nearest = round(middle / self.block) * self.block
             for length in (nearest, nearest - self.block, nearest + self.block):
-                if lo < length < hi and self._affordable(length):
+                if self._affordable(length):
                     yield length, "halving, on the block grid"
             if lo % self.block == 0 and hi - lo <= self.block and self._affordable(lo + 1):
                 yield lo + 1, f"one token more than {lo:,}, which served"
@@ -290,7 +290,7 @@ class _Known:
         if self.space.strategy is Strategy.QUICK or (self.serves is not None and step.length == self.serves + 1):
             return 1
         if self.space.strategy is Strategy.HINTS:
-            if self.upper is None and step.length in (None, self.top):
+            if step.length == self.top:
                 return 3
             if step.length in {guess for guess, _ in self._guesses()}:
                 return 2

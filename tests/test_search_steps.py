@@ -17,7 +17,6 @@ from prober.search import (
     bracket,
     halvings,
     narrow,
-    sorted_lengths,
 )
 
 LIMIT = 131_072
@@ -129,20 +128,19 @@ def test_bracket_so_far_is_what_served_and_what_was_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("space", "asked"),
+    ("space", "asked", "where"),
     [
-        (Space(), [None, None, 4096, 16]),
-        (Space(low=8192), [None, None, 8192]),
-        (Space(high=17), [17, 17, 16]),
-        (Space(limit=LIMIT), [LIMIT, LIMIT, 4096, 16]),
+        (Space(), [None, None, 4096, 16], "16, 4,096, the model's limit"),
+        (Space(low=8192), [None, None, 8192], "8,192, the model's limit"),
+        (Space(high=17), [17, 17, 16], "16, 17"),
+        (Space(limit=LIMIT), [LIMIT, LIMIT, 4096, 16], "16, 4,096, 131,072"),
     ],
 )
-def test_where_nothing_ever_answers_few_lengths_are_asked(space: Space, asked: list[int | None]) -> None:
+def test_where_nothing_ever_answers_few_lengths_are_asked(space: Space, asked: list[int | None], where: str) -> None:
     """The first one twice, each other once; it ends also where no length is left to ask for."""
     done, seen = search(unknown, space)
     assert (done.status, done.bracket, [o.length for o in seen]) == (Status.INCONCLUSIVE, Bracket(), asked)
-    names = ["the model's limit" if n is None else f"{n:,}" for n in sorted_lengths(set(asked))]
-    assert done.why == f"could not tell at {', '.join(names)}"
+    assert done.why == f"could not tell at {where}"
 
 
 def test_where_something_answered_three_lengths_are_asked_twice_each() -> None:
@@ -209,11 +207,16 @@ def test_unstable_interval_lies_around_what_contradicts() -> None:
     assert end(Space(limit=LIMIT), *seen).bracket == Bracket(2000, 32_001)
 
 
-@pytest.mark.parametrize(("last", "bracket"), [(SERVES, Bracket()), (TOO_LONG, Bracket(None, 8192))])
-def test_one_length_with_two_answers_is_unstable(last: Reading, bracket: Bracket) -> None:
-    first = TOO_LONG if last is SERVES else SERVES
-    done = end(Space(limit=LIMIT), Observation(8192, first), Observation(8192, last))
-    assert (done.status, done.bracket) == (Status.UNSTABLE, bracket)
+@pytest.mark.parametrize("length", [1, 8192])
+def test_one_length_with_two_answers_is_unstable(length: int) -> None:
+    for first, last, interval in ((TOO_LONG, SERVES, Bracket()), (SERVES, TOO_LONG, Bracket(None, length))):
+        done = end(Space(low=1, limit=LIMIT), Observation(length, first), Observation(length, last))
+        assert (done.status, done.bracket) == (Status.UNSTABLE, interval)
+
+
+def test_contradiction_is_settled_even_where_the_top_served() -> None:
+    assert step(Space(limit=LIMIT), refused(8192), served(LIMIT)).length == 8192
+    assert step(Space(limit=LIMIT, strategy=Strategy.QUICK), refused(8192), served(9000)).length == 8192
 
 
 def test_lowest_of_several_contradicted_refusals_is_named() -> None:
@@ -244,6 +247,7 @@ V0 = Space(limit=LIMIT, switches=(32_768,))
 def test_refusal_in_a_shorter_regime_sends_the_search_to_the_longer_one(length: int) -> None:
     assert step(V0, refused(length)).length == 32_769
     assert step(Space(limit=32_769, switches=(32_768,)), refused(length)).length == 32_769
+    assert step(Space(switches=(32_768,)), refused(length)).length == 32_769, "whatever the top is"
     assert step(V0).length == LIMIT
     assert step(V0, refused(32_769)).length == (15 + 32_769) // 2
 
@@ -321,6 +325,8 @@ def test_block_above_is_tried_where_the_expected_ceiling_was_too_low() -> None:
 def test_after_three_guesses_the_unknown_top_is_asked_for() -> None:
     _, seen = search(engine_with(LIMIT, LIMIT), Space(hints=(1000, 2000, 3000, 4000, 5000)))
     assert [o.length for o in seen] == [1000, 1001, 2000, LIMIT]
+    near = Space(limit=LIMIT, hints=(100_000, 101_000, 102_000, 103_000))
+    assert step(near, served(100_000), served(100_001), served(101_000)).length == 101_001, "the rest is short by now"
 
 
 def test_hint_that_nothing_fits_is_forgotten_once_something_served() -> None:
@@ -332,6 +338,36 @@ def test_halving_keeps_to_the_block_grid_of_the_latest_start_that_told_it() -> N
     seen = [served(1000, block=16), served(2000, block=128), refused(60_000)]
     length = step(Space(limit=LIMIT), *seen).length
     assert length == round((2000 + 60_000) / 2 / 128) * 128
+
+
+def test_block_beside_one_that_cannot_be_tried_is_still_on_the_grid() -> None:
+    seen = [served(2000, block=128), refused(60_000)]
+    nearest = 242 * 128  # the nearest to the middle
+    for length in (nearest, nearest - 128):
+        assert step(Space(limit=LIMIT), *seen).length == length
+        seen += [unknown(length)] * 2
+    assert step(Space(limit=LIMIT), *seen).length == nearest + 128
+
+
+@pytest.mark.parametrize(
+    ("limit", "seen", "following"),
+    [
+        # 14 launches in all: halving alone needs 1 + 10 of them.
+        (1039, [refused(1039), served(17), served(18, block=512)], 512),
+        (1039, [refused(1039), served(17), served(18), served(19, block=512)], (19 + 1039) // 2),
+        (1039, [refused(1039), refused(1024), served(17), served(512, block=512)], 513),
+        (1039, [refused(1039), refused(1024), served(17), served(18), served(512, block=512)], (512 + 1024) // 2),
+        # One token more to search is one launch more.
+        (1040, [refused(1040), served(17), served(18), served(19, block=512)], 512),
+        # The top is not known: it is at least as long as what was refused.
+        (None, [refused(1039, 700)], 700),
+        (None, [refused(1039, 700), served(17), served(600)], 700),
+    ],
+)
+def test_grid_and_guesses_are_left_for_plain_halving_when_launches_run_short(
+    limit: int | None, seen: list[Observation], following: int
+) -> None:
+    assert step(Space(limit=limit), *seen).length == following
 
 
 @pytest.mark.parametrize(
@@ -357,7 +393,7 @@ def test_launches_still_expected_fall_to_one() -> None:
     assert [step(Space(), *seen).left for seen in ([], [top], [top, guess])] == [3, 2, 1]
     assert step(Space(limit=LIMIT)).left == 3
     assert step(Space(limit=LIMIT, hints=(3968,))).left == 2
-    assert step(Space(strategy=Strategy.QUICK)).left == 1
+    assert step(Space(limit=LIMIT, strategy=Strategy.QUICK)).left == 1
 
 
 def test_halving_expects_what_it_needs() -> None:
