@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain
 
 from prober.records import Bracket, Status
 
@@ -242,23 +243,15 @@ class _Known:
             yield from self._halves(self.lo, self.hi)
 
     def _guesses(self) -> Iterator[tuple[int, str]]:
-        for hints in filter(None, map(self._inside, self.hints)):
-            if self._left() == self._needed(self.lo) + 1:
-                # The last guess that may miss: from above it closes the bracket, if the hints are near the truth.
-                yield max(hints) + 1, f"one token more than the expected {max(hints):,}"
-            for hint in hints:
-                if hint == self.lo and self.serves is not None:
-                    yield self.lo + 1, f"one token more than {self.lo:,}, which served"
-                else:
-                    yield hint, "the expected ceiling"
+        """Lengths that are expected as the ceiling. Until the lower end has answered, a shorter one means that."""
+        lowest = self.low if self.serves is None and self.low == self.space.low else 0
+        for hint in chain.from_iterable(self.hints):
+            if hint == self.serves:
+                yield hint + 1, f"one token more than {hint:,}, which served"
+            else:
+                yield max(hint, lowest), "the expected ceiling"
         if self.block and self.serves is not None and any(self.serves - 1 in hints for hints in self.hints):
             yield (self.lo // self.block + 1) * self.block, "one block more: the expected ceiling was too low"
-
-    def _inside(self, hints: tuple[int, ...]) -> list[int]:
-        """One observation's hints inside the interval. One below what is asked for means "low", until that answered."""
-        if self.serves is None and self.low == self.space.low:
-            hints = tuple(max(hint, self.low) for hint in hints)
-        return [hint for hint in hints if self.lo <= hint and (self.hi is None or hint < self.hi)]
 
     def _towards_the_top(self) -> Iterator[tuple[int | None, str]]:
         top = self.top

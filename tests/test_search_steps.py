@@ -89,16 +89,17 @@ def test_shortest_asked_for_is_named_where_it_does_not_fit() -> None:
     assert "2,048, the shortest asked for" in end(Space(low=2048), refused(2048)).why
 
 
-def test_lengths_too_short_for_the_model_and_the_next_too_long_for_memory() -> None:
+@pytest.mark.parametrize("hint", [0, 16])
+def test_lengths_too_short_for_the_model_and_the_next_too_long_for_memory(hint: int) -> None:
     def start(length: int | None) -> Observation:
         n = 8192 if length is None else length
-        return Observation(n, TOO_SHORT if n < 2000 else TOO_LONG, (0,), limit=8192)
+        return Observation(n, TOO_SHORT if n < 2000 else TOO_LONG, (hint,), limit=8192)
 
     done, seen = search(start, Space())
     assert (done.status, done.bracket) == (Status.DOES_NOT_FIT, Bracket(None, 2000))
     assert "below 2,000 are too short" in done.why
     asked = [o.length for o in seen]
-    assert asked[:3] == [8192, 16, (16 + 8192) // 2], "the hint that nothing fits has been tried"
+    assert asked[:3] == [8192, 16, (16 + 8192) // 2], "the hint that hardly anything fits has been tried"
     assert len(set(asked)) == len(asked) <= 2 + halvings(8192)
 
 
