@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from prober.logs.verdict import classify
+from prober.logs.verdict import Reader, classify
 from prober.records import Outcome
 
 HEADER = "(EngineCore_DP0 pid=12) ERROR 04-15 06:30:01 [core.py:700] "
@@ -73,6 +73,19 @@ def test_a_refusal_is_read_in_every_dress(dress: str, encoding: str) -> None:
     assert figures.estimated_max_len == 104448
 
 
+@pytest.mark.parametrize("size", [1, 61, 1000])
+@pytest.mark.parametrize("dress", DRESSES, ids=str)
+def test_how_a_dressed_refusal_is_cut_into_chunks_changes_nothing(dress: str, size: int) -> None:
+    ordinary = "INFO 04-15 06:30:00 [x.py:1] all is well\n" * 60
+    content = f"{ordinary}{DRESSES[dress]}\n{ordinary}".encode()
+    reader = Reader()
+    for start in range(0, len(content), size):
+        reader.feed(content[start : start + size])
+    assert reader.is_decided, "before the end of the log"
+    assert reader.verdict() == classify(content)
+    assert reader.verdict().line in range(61, 61 + DRESSES[dress].count("\n") + 2)
+
+
 def test_evidence_is_cleaned_of_everything_around_it() -> None:
     plain = ("compose", "kubernetes", "systemd", "json-file", "colours", "ray", "a terminal's box")
     for dress in plain:
@@ -89,7 +102,8 @@ def test_invalid_bytes_do_no_harm() -> None:
 def test_lines_of_other_processes_inside_a_wrapped_message_are_left_out() -> None:
     half = LINE.index("which is")
     text = f"{LINE[:half]}\n(Worker_TP1 pid=3) INFO 04-15 06:30:01 [x.py:1] something else\n{LINE[half:]}\n"
-    assert classify(text.encode()).figures.available_gib == 4.01
+    figures = classify(text.encode()).figures
+    assert (figures.requested_max_model_len, figures.needed_gib, figures.available_gib) == (133072, 5.11, 4.01)
 
 
 @pytest.mark.parametrize(

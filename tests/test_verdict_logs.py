@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,63 @@ def test_a_start_that_shows_nothing_yet_leaves_the_failure_before_it_standing() 
     assert classify(log("v1-parent-wraps") + again).outcome is Outcome.KV_TOO_SMALL
 
 
+SERVER = b"(APIServer pid=1) INFO 06-03 09:10:01 [api_server.py:1896] vLLM API server version 0.10.2\n"
+ENGINE = (
+    b"(EngineCore_DP0 pid=9) INFO 06-03 09:10:02 [core.py:77] Initializing a V1 LLM engine (v0.10.2) with config: x\n"
+)
+READY = b"(APIServer pid=1) INFO:     Application startup complete.\n"
+
+
+def test_a_start_that_prints_what_the_one_before_it_printed_is_read_all_the_same() -> None:
+    content = log("v1-parent-wraps")
+    once, twice = classify(content), classify(content + SERVER + content)
+    assert once.line is not None
+    assert twice == replace(once, line=once.line + content.count(b"\n") + 1)
+
+
+def test_a_start_without_a_known_cause_leaves_the_failure_before_it_standing() -> None:
+    unknown = SERVER + b"Traceback (most recent call last):\nFooError: bar\n"
+    assert classify(log("v1-parent-wraps") + unknown).outcome is Outcome.KV_TOO_SMALL
+
+
+def test_a_start_that_fails_of_something_known_outweighs_the_failure_before_it() -> None:
+    found = classify(log("v1-parent-wraps") + SERVER + log("no-network"))
+    assert (found.outcome, found.rule) == (Outcome.CRASH, classify(log("no-network")).rule)
+
+
+def test_a_start_after_a_good_one_is_not_good_itself() -> None:
+    assert classify(SERVER + READY).outcome is Outcome.READY
+    assert classify(SERVER + READY + SERVER).outcome is Outcome.UNFINISHED
+
+
+def test_an_engine_that_starts_after_its_server_gave_up_belongs_to_another_start() -> None:
+    found = classify(log("v1-parent-wraps") + ENGINE + READY)
+    assert (found.outcome, found.figures.needed_gib) == (Outcome.READY, None)
+
+
+def test_an_engine_s_trouble_is_of_the_start_that_its_server_began() -> None:
+    found = classify(SERVER + ENGINE + log("v1-parent-wraps").partition(b"vLLM API server version")[2])
+    assert found.outcome is Outcome.KV_TOO_SMALL
+
+
+def test_stage_is_ready_once_the_server_is() -> None:
+    reader = Reader()
+    reader.feed(SERVER + ENGINE)
+    assert reader.stage is not Stage.READY
+    reader.feed(READY)
+    assert reader.stage is Stage.READY
+
+
+def test_to_finish_twice_changes_nothing() -> None:
+    for path in LOGS:
+        reader = Reader()
+        reader.feed(path.read_bytes())
+        reader.finish()
+        once = reader.verdict()
+        reader.finish()
+        assert reader.verdict() == once
+
+
 @pytest.mark.parametrize("status", [0, 1, -9, -10, 137, None])
 def test_a_process_that_ends_without_a_cause_is_a_crash_whatever_its_status(status: int | None) -> None:
     for name in ("still-loading", "good-with-decoys", "only-the-parent"):
@@ -115,17 +173,33 @@ def test_a_process_that_ends_without_a_cause_is_a_crash_whatever_its_status(stat
         assert conclude(reader, status).outcome is Outcome.CRASH
 
 
+def test_an_end_without_a_cause_is_of_the_stage_that_the_start_had_reached() -> None:
+    for name, stage in (("still-loading", Stage.LOAD), ("good-with-decoys", Stage.SERVE)):
+        reader = Reader()
+        reader.feed(log(name))
+        assert conclude(reader, -9).stage is stage
+
+
+def test_an_end_without_a_cause_tells_the_exit_status() -> None:
+    for status, evidence in ((-9, "ended with status -9"), (None, "ended with an unknown status")):
+        reader = Reader()
+        reader.feed(log("still-loading"))
+        assert conclude(reader, status).evidence == evidence
+
+
 def test_a_cause_in_the_log_outweighs_the_exit_status() -> None:
     reader = Reader()
     reader.feed(log("v0-refusal"))
     assert conclude(reader, -9).outcome is Outcome.KV_TOO_SMALL
+    assert conclude(reader, 2).outcome is Outcome.KV_TOO_SMALL, "not every status of 2 is a usage error"
 
 
 def test_a_usage_error_is_a_bad_configuration_only_with_its_exit_status() -> None:
     for status, outcome in ((2, Outcome.BAD_CONFIG), (1, Outcome.CRASH)):
         reader = Reader()
         reader.feed(b"usage: serve.py [-h]\nserve.py: error: Expected a JSON object\n")
-        assert conclude(reader, status).outcome is outcome
+        found = conclude(reader, status)
+        assert (found.outcome, found.stage) == (outcome, Stage.CONFIG)
 
 
 def test_length_is_the_models_and_not_its_drafts() -> None:

@@ -33,6 +33,7 @@ from prober.records import Figures, Outcome, Stage, Verdict
 _PIECE = 1 << 18  # bytes scanned at a time
 _SEEN = 4_096  # distinct lines remembered, so that a line repeated for ever costs nothing
 _USAGE_STATUS = 2  # argparse's
+_STARTS = frozenset((*SERVER_STARTS, *ENGINE_STARTS))
 
 
 class Reader:
@@ -55,8 +56,6 @@ class Reader:
 
     def finish(self) -> None:
         """No more bytes: a torn last line counts as a line."""
-        if self._is_finished:
-            return
         self._is_finished = True
         self._scan(self._framer.finish())
         for window in self._windows:
@@ -111,9 +110,11 @@ class Reader:
             return
         if len(self._seen) >= _SEEN:
             self._seen.clear()
-        self._seen.add(line)
         owners = self._needles().owners(line)
-        self._notice_start(owners, line)
+        if self._begins_start(owners, line):
+            self._begin()
+        elif not _STARTS.intersection(owners):  # where lines bear no time, a server that starts again says the same
+            self._seen.add(line)
         missing: list[Template] = []
         process = None
         for record in records(line):
@@ -122,22 +123,22 @@ class Reader:
         if missing:
             self._open_window(block, start, end, number, tuple(missing), process)
 
-    def _notice_start(self, owners: Iterable[Template], line: bytes) -> None:
+    def _begins_start(self, owners: Iterable[Template], line: bytes) -> bool:
         """A new server begins in this log: what stood before was another start."""
         begins = (self._start.is_over, SERVER_STARTS), (self._start.is_dead, ENGINE_STARTS)
         text = line.decode("utf-8", "replace")
-        if any(is_over and t in templates and t.regex.search(text) for t in owners for is_over, templates in begins):
-            ended = self.verdict()
-            self._earlier = ended if ended.outcome not in (Outcome.READY, Outcome.UNFINISHED) else None
-            self._start = Start()
-            self._seen = {line}
+        return any(is_over and t in templates and t.regex.search(text) for t in owners for is_over, templates in begins)
+
+    def _begin(self) -> None:
+        ended = self.verdict()
+        self._earlier = ended if ended.outcome not in (Outcome.READY, Outcome.UNFINISHED) else None
+        self._start = Start()
+        self._seen.clear()
 
     def _open_window(
         self, block: bytes, start: int, end: int, number: int, missing: tuple[Template, ...], process: str | None
     ) -> None:
-        before = block[max(0, start - CONTEXT) : start]
-        if start < CONTEXT:
-            before = (self._before + before)[-CONTEXT:]
+        before = (self._before + block[max(0, start - CONTEXT) : start])[-CONTEXT:]
         lines = before.split(b"\n")[-LINES_AROUND:]
         window = Window(number - len(lines) + 1, bytearray(b"\n".join(lines) + block[start:end]), missing, process)
         self._windows.append(window)
