@@ -90,6 +90,7 @@ def test_evidence_is_cleaned_of_everything_around_it() -> None:
     plain = ("compose", "kubernetes", "systemd", "json-file", "colours", "ray", "a terminal's box")
     for dress in plain:
         assert classify(DRESSES[dress].encode()).evidence == MESSAGE
+    assert classify(f"{BAR}\r{BAR}\r{MESSAGE}\r{BAR}".encode()).evidence == MESSAGE, "redraws are lines of their own"
 
 
 def test_invalid_bytes_do_no_harm() -> None:
