@@ -33,8 +33,7 @@ def known_lengths(rows: Iterable[Row], combination: Combination, machine: Machin
 
 def _is_alike(row: Row, combination: Combination, machine: Machine) -> bool:
     is_same_device = (row.gpu, row.gpu_memory_mib) == (machine.gpu, machine.gpu_memory_mib)
-    is_whole = bool(row.tensor_parallel_size)
-    return is_whole and is_same_device and row.model == public_model(combination.model) and _length(row) > 0
+    return is_same_device and row.model == public_model(combination.model) and _length(row) > 0
 
 
 def _is_of(row: Row, machine: Machine) -> tuple[bool, bool]:
@@ -61,7 +60,7 @@ def _from_neighbours(rows: Sequence[Row], combination: Combination) -> tuple[int
         return _whole(round(near_blocks + slope * (share - near)), here[near])
     for other in rows:
         ranks = other.tensor_parallel_size
-        if ranks is None or ranks == size or other.gpu_memory_utilization != share:
+        if ranks is None or other.gpu_memory_utilization != share:
             continue
         pairs = [(here[row.gpu_memory_utilization], row) for row in rows
                  if row.tensor_parallel_size == ranks and row.gpu_memory_utilization in here]  # fmt: skip

@@ -15,18 +15,18 @@ from prober.records import Combination, Machine
 MODEL, L4 = "Qwen/Qwen3-8B", Machine("NVIDIA L4", "cuda", "m1", gpu_memory_mib=23034, vllm_version="0.28.0")
 
 
-def row(length: int | None, utilization: float = 0.9, ranks: int = 1, **changes: Any) -> Row:
+def row(length: int | None, utilization: float | None = 0.9, ranks: int = 1, **changes: Any) -> Row:
     values = {"max_model_len": length, "gpu_memory_utilization": utilization, "tensor_parallel_size": ranks}
     standard = {"entrypoint": "serve", "compile_state": "cold"}
     return a_row(**(standard | values | changes))
 
 
-def blocks(count: int, utilization: float = 0.9, ranks: int = 1, **changes: Any) -> Row:
+def blocks(count: int, utilization: float | None = 0.9, ranks: int = 1, **changes: Any) -> Row:
     """A row with so many blocks of 16 tokens, all of which but the null block serve."""
     return row((count - 1) * 16, utilization, ranks, num_gpu_blocks=count, block_size=16, **changes)
 
 
-def known(*rows: Row, utilization: float = 0.9, ranks: int = 1, flags: tuple[str, ...] = ()) -> tuple[int, ...]:
+def known(*rows: Row, utilization: float | None = 0.9, ranks: int = 1, flags: tuple[str, ...] = ()) -> tuple[int, ...]:
     asked = Combination(MODEL, ranks, gpu_memory_utilization=utilization, other_flags=flags)
     return known_lengths(rows, asked, L4)
 
@@ -87,7 +87,7 @@ def test_row_that_is_merely_like_it_is_the_last_choice(other: dict[str, Any]) ->
     """Its blocks say nothing of this combination's; its length is better than none, the newest best."""
     alike = [blocks(count, 0.9, measured_at=f"2026-01-0{count // 1000}", **other) for count in (1000, 2000)]
     for order in (alike, alike[::-1]):
-        assert known(*order) == (1999 * 16,)
+        assert known(*order, row(5000, measured_at=None, **other)) == (1999 * 16,)
         assert known(*order, blocks(100, 0.8), blocks(120, 0.7)) == (79 * 16,)
     assert known(*alike, ranks=2) == (), "another number of ranks is not like it"
 
@@ -119,8 +119,15 @@ def test_tokens_beyond_the_last_whole_block_stay() -> None:
 
 
 def test_line_that_ends_below_nothing_leaves_the_newest_row_that_is_like_it() -> None:
-    rows = [blocks(100, 0.8, measured_at="2026-01-02"), blocks(200, 0.9, measured_at="2026-01-01")]
-    assert known(*rows, utilization=0.7) == (99 * 16,)
+    for count in (100, 101):  # 101 leaves the null block alone
+        rows = [blocks(count, 0.8, measured_at="2026-01-02"), blocks(count + 100, 0.9, measured_at="2026-01-01")]
+        assert known(*rows, utilization=0.7) == ((count - 1) * 16,)
+
+
+def test_utilization_that_nobody_gave_lies_on_no_line() -> None:
+    line = [blocks(1000, 0.8, measured_at="2026-01-02"), blocks(1200, 0.9)]
+    assert known(*line, blocks(50, None), utilization=0.85) == (1099 * 16,)
+    assert known(*line, utilization=None) == (999 * 16,)
 
 
 def test_blocks_grow_as_the_ranks_where_nothing_tells_better() -> None:
@@ -135,6 +142,8 @@ def test_another_utilization_tells_how_blocks_grow_with_the_ranks() -> None:
     assert known(blocks(9000, 0.9, 4), *rows, blocks(6000, 0.8, 4), ranks=2) == (2999 * 16,)
 
 
-def test_without_blocks_no_neighbour_counts() -> None:
-    rows = [row(5000, 0.8, measured_at="2026-01-02"), row(6000, 0.9, num_gpu_blocks=376, measured_at="2026-01-01")]
+@pytest.mark.parametrize("unknown", ["num_gpu_blocks", "block_size"])
+def test_without_blocks_and_their_size_no_neighbour_counts(unknown: str) -> None:
+    half: dict[str, Any] = {"num_gpu_blocks": 400, "block_size": 16} | {unknown: None}
+    rows = [row(5000, 0.8, measured_at="2026-01-02", **half), row(6000, 0.9, measured_at="2026-01-01", **half)]
     assert known(*rows, utilization=0.85) == (5000,)

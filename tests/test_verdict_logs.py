@@ -148,11 +148,11 @@ def test_an_engine_s_trouble_is_of_the_start_that_its_server_began() -> None:
 
 
 def test_stage_is_ready_once_the_server_is() -> None:
-    reader = Reader()
-    reader.feed(SERVER + ENGINE)
-    assert reader.stage is not Stage.READY
-    reader.feed(READY)
-    assert reader.stage is Stage.READY
+    reader, stages = Reader(), []
+    for part in (SERVER, ENGINE, READY):
+        reader.feed(part)
+        stages.append(reader.stage)
+    assert [stage is Stage.READY for stage in stages] == [False, False, True]
 
 
 def test_to_finish_twice_changes_nothing() -> None:
