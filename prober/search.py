@@ -243,13 +243,12 @@ class _Known:
             yield from self._halves(self.lo, self.hi)
 
     def _guesses(self) -> Iterator[tuple[int, str]]:
-        """Lengths that are expected as the ceiling. Until the lower end has answered, a shorter one means that."""
-        lowest = self.low if self.serves is None and self.low == self.space.low else 0
+        """Lengths that are expected as the ceiling. One that is shorter than what is asked for means the lower end."""
         for hint in chain.from_iterable(self.hints):
             if hint == self.serves:
                 yield hint + 1, f"one token more than {hint:,}, which served"
             else:
-                yield max(hint, lowest), "the expected ceiling"
+                yield max(hint, self.space.low), "the expected ceiling"
         if self.block and self.serves is not None and any(self.serves - 1 in hints for hints in self.hints):
             yield (self.lo // self.block + 1) * self.block, "one block more: the expected ceiling was too low"
 
