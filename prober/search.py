@@ -270,7 +270,7 @@ class _Known:
             for length in (nearest, nearest - self.block, nearest + self.block):
                 if self._affordable(length):
                     yield length, "halving, on the block grid"
-            if lo % self.block == 0 and hi - lo <= self.block and self._affordable(lo + 1):
+            if lo % self.block == 0 and self._affordable(lo + 1):
                 yield lo + 1, f"one token more than {lo:,}, which served"
         yield middle, "halving"
         yield from ((length, "halving") for length in (middle + 1, middle - 1))
@@ -289,15 +289,15 @@ class _Known:
         return max(1, self._needed(self.lo))
 
     def _left(self) -> int:
-        """Launches left of the budget. An unknown top is at least as long as what was tried."""
-        longest = self.top or max(self.upper or 0, self.serves or 0, self.space.low)
+        """Launches left of the budget. An unknown top is at least as long as what was refused."""
+        longest = self.top or self.upper or self.space.low
         return 1 + halvings(longest - self.space.low + 1) + SPARE - self.answers
 
     def _needed(self, lo: int) -> int:
         """Launches that plain bisection still needs, at worst, once ``lo`` serves: the top first, if it is untried."""
         if self.upper is not None:
             return halvings(self.upper - lo)
-        return 0 if self.top is None or lo >= self.top else 1 + halvings(self.top - lo)
+        return 0 if self.top is None else 1 + halvings(self.top - lo)
 
     def _affordable(self, length: int) -> bool:
         if self.top is None and self.upper is None:
@@ -318,8 +318,8 @@ def _answers(observations: Sequence[Observation]) -> dict[int | None, Reading]:
 def _limit(observations: Sequence[Observation], space: Space) -> int | None:
     """The model's own limit: as a refusal names it, as it is known, or as a start without a length showed it."""
     refused = [o.limit for o in observations if o.reading is Reading.OVER_LIMIT and o.limit is not None]
-    begun = [o.limit for o in observations if o.reading is not Reading.OVER_LIMIT and o.limit is not None]
-    known = begun if space.limit is None else [space.limit]
+    shown = [o.limit for o in observations if o.limit is not None]
+    known = shown if space.limit is None else [space.limit]
     return min([*refused, *known], default=None)
 
 

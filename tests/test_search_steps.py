@@ -358,6 +358,8 @@ def test_block_beside_one_that_cannot_be_tried_is_still_on_the_grid() -> None:
         (1039, [refused(1039), served(17), served(18), served(19, block=512)], (19 + 1039) // 2),
         (1039, [refused(1039), refused(1024), served(17), served(512, block=512)], 513),
         (1039, [refused(1039), refused(1024), served(17), served(18), served(512, block=512)], (512 + 1024) // 2),
+        (1039, [refused(1039), refused(770), served(17), served(18), served(512, block=512)], (512 + 770) // 2),
+        (1039, [refused(1039), refused(769), served(17), served(18), served(512, block=512)], 513),
         # One token more to search is one launch more.
         (1040, [refused(1040), served(17), served(18), served(19, block=512)], 512),
         # The top is not known: it is at least as long as what was refused.
