@@ -8,14 +8,17 @@ ENGINE_PYTHON ?= .venv-engine/bin/python
 MODEL ?= prober/models/tiny-llama
 TP ?= 1
 RESULTS ?= results
-# 8 MiB of KV cache hold 4,096 tokens of the tiny model; without weights, since it has none.
-TINY = --compile eager -- --load-format dummy --kv-cache-memory-bytes 8388608 --max-num-seqs 16
-ARGS ?= $(if $(filter prober/models/tiny-llama,$(MODEL)),$(TINY))
+ARGS ?=
+# 8 MiB of KV cache hold 4,096 tokens of the tiny model; without weights, since it has none. ARGS come on top, and what
+# they say of vLLM's flags comes last, so that it wins.
+TINY = --load-format dummy --kv-cache-memory-bytes 8388608 --max-num-seqs 16
+WITH_TINY = --compile eager $(if $(filter --,$(ARGS)),$(patsubst --,-- $(TINY),$(ARGS)),$(ARGS) -- $(TINY))
+WORDS = $(if $(filter prober/models/tiny-llama,$(MODEL)),$(WITH_TINY),$(ARGS))
 
 .PHONY: probe test test-fast check venv engine corpus bench
 
 probe: venv $(if $(filter .venv-engine/bin/python,$(ENGINE_PYTHON)),engine)
-	@.venv/bin/prober probe $(MODEL) --tp $(TP) --python $(ENGINE_PYTHON) --results $(RESULTS) $(ARGS)
+	@.venv/bin/prober probe $(MODEL) --tp $(TP) --python $(ENGINE_PYTHON) --results $(RESULTS) $(WORDS)
 
 # The engine's tests come last and alone: two cores are no more than one start needs. What fails is tried once more and
 # shown as RERUN: hundreds of these tests start, kill and time processes on a machine that has other work, too.

@@ -36,6 +36,29 @@ def test_make_targets_exist(command: str) -> None:
     assert set(targets) <= set(TARGETS)
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ("", "-- --load-format dummy --max-num-seqs 16"),
+        ("--quick", "--quick -- --load-format dummy --max-num-seqs 16"),
+        ("--quick -- --max-num-seqs 4", "--quick -- --load-format dummy --max-num-seqs 16 --max-num-seqs 4"),
+    ],
+)
+def test_arguments_come_on_top_of_what_the_tiny_model_needs(args: str, words: str) -> None:
+    line = making(f"ARGS={args}").replace(" --kv-cache-memory-bytes 8388608", "")
+    assert line.endswith(" ".join(["--compile", "eager", *shlex.split(words)]))
+
+
+def test_another_model_has_only_its_own_arguments() -> None:
+    assert making("MODEL=org/m", "ARGS=--quick -- --dtype half").endswith("--results results --quick -- --dtype half")
+
+
+def making(*settings: str) -> str:
+    """What `make probe` would run last."""
+    done = subprocess.run(["make", "-n", "probe", *settings], cwd=ROOT, capture_output=True, text=True, check=True)
+    return " ".join(done.stdout.splitlines()[-1].split())
+
+
 @pytest.mark.parametrize("command", [c for c in ALL if c.startswith("prober lookup")])
 def test_look_ups_answer_from_the_committed_results(run_prober: Run, command: str) -> None:
     done = run_prober(*shlex.split(command)[1:], "--results", ROOT / "results")
