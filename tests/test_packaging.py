@@ -172,15 +172,16 @@ def test_a_probe_without_an_engine_says_how_to_get_one(bare: Bare) -> None:
     assert "has no vLLM; install one with `make engine`, or name another with --python" in done.stderr
 
 
-@pytest.mark.parametrize(("command", "extra"), [("report", "report"), ("fleet plan.toml --dry-run", "fleet")])
-def test_a_missing_extra_is_named_with_its_command(bare: Bare, command: str, extra: str) -> None:
+@pytest.mark.parametrize(("command", "packages"), [("report", "jinja2 pygal"), ("fleet plan.toml --dry-run", "ray")])
+def test_a_missing_extra_is_named_with_its_command(bare: Bare, command: str, packages: str) -> None:
+    """Never by our own name: what PyPI has under it is somebody else's program."""
     shutil.copytree(ROOT / "results", bare.folder / "results", dirs_exist_ok=True)
     (bare.folder / "plan.toml").write_text('[[engine]]\npython = "python3"\n[[model]]\nname = "m"\n')
     done = bare.run(*command.split())
     assert done.returncode == 3
-    assert f"pip install 'prober[{extra}]'" in done.stderr
+    assert done.stderr.endswith(f": pip install {packages}.\n")
     assert len(done.stderr.splitlines()) == 1
-    assert "prober[" not in bare.run("report", "--markdown").stderr  # needs no extra
+    assert "pip install" not in bare.run("report", "--markdown").stderr  # needs no extra
 
 
 def test_version_tells_the_versions_that_matter(bare: Bare, tmp_path: Path) -> None:

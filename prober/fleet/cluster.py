@@ -247,7 +247,7 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise NotReady("a fleet needs Ray: install it with `pip install 'prober[fleet]'`.") from None
+        raise NotReady("A fleet needs Ray: pip install ray.") from None
     with contextlib.suppress(ImportError):
         import ray.exceptions
     return ray

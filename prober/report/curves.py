@@ -152,7 +152,7 @@ def _drawing_library() -> Any:
     try:
         import pygal  # type: ignore[import-untyped]
     except ImportError as error:
-        raise NotReady("The page's curves need pygal: pip install 'prober[report]'.") from error
+        raise NotReady("The page's curves need pygal: pip install jinja2 pygal.") from error
     # It leaves an importer behind for plug-ins of old, at which Python 3.11 warns with every later import.
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "pygal"]
     return pygal

@@ -61,7 +61,7 @@ def _environment() -> Environment:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
-        raise NotReady("The page needs Jinja2: pip install 'prober[report]'.") from error
+        raise NotReady("The page needs Jinja2: pip install jinja2 pygal.") from error
     return Environment(
         loader=PackageLoader("prober.report", "templates"),
         autoescape=True,
