@@ -1,6 +1,6 @@
 """Make the tokenizer of the packaged tiny model again: byte-level BPE, 1,024 entries, from this project's own words.
 
-    .venv-engine/bin/python scripts/make_tokenizer.py   (it needs the `tokenizers` package, which vLLM brings)
+.venv-engine/bin/python scripts/make_tokenizer.py   (it needs the `tokenizers` package, which vLLM brings)
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from conftest import Run
 from row_makers import HOSTILE, a_row
 
 from prober.matrix.lookup import Answer, Grade, Question, answer, look_up, render_table, to_json, utilization
@@ -263,7 +264,7 @@ def test_json_carries_whole_rows() -> None:
     assert hit["grade"] == "exact"
     assert hit["serve_flags"].startswith("Qwen/Qwen3-8B --max-model-len 3968")
     assert json.loads(to_json(ask(model="x"))) == {
-        "found": False, "hits": [], "did_you_mean": [], "command": "prober probe x",
+        "found": False, "hits": [], "did_you_mean": [], "known_gpus": [], "command": "prober probe x",
     }  # fmt: skip
 
 
@@ -298,3 +299,33 @@ def test_a_foreign_or_binary_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "matrix.csv").write_bytes(b"\xff\xfe")
     with pytest.raises(NotReady):
         look_up(tmp_path, Question(model="x"))
+
+
+def test_a_known_model_on_another_gpu_is_said_and_no_other_model_is_offered() -> None:
+    found = ask(a_row(gpu="NVIDIA L4"), a_row(model="Qwen/Qwen3-8B-FP8", gpu="NVIDIA A10"), gpu="H100")
+    assert (found.known_gpus, found.did_you_mean) == (("NVIDIA L4",), ())
+    assert "There are rows of Qwen/Qwen3-8B on NVIDIA L4." in render_table(found)
+
+
+def test_rows_that_look_alike_show_their_settings_and_others_do_not() -> None:
+    small, large = a_row(other_flags="--block-size 16"), a_row(other_flags="--block-size 32")
+    assert "--block-size" not in render_table(ask(small))
+    lines = render_table(ask(small, large)).splitlines()[2:4]
+    assert [line.rpartition("--block-size ")[2] for line in lines] == ["16", "32"]
+
+
+def test_an_empty_matrix_is_no_answer_about_the_model(run_prober: Run, tmp_path: Path) -> None:
+    done = run_prober("lookup", "Qwen3-8B", "--results", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == f"prober: {tmp_path} holds no rows. Name a folder that has some with --results.\n"
+    assert "Nothing is known about Qwen3-8B" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["m", "--json", "--flags"], "--json and --flags are two forms"), (["", "--gpu", "L4"], "Name a model")],
+)
+def test_a_question_that_is_none_is_refused(run_prober: Run, words: list[str], said: str) -> None:
+    done = run_prober("lookup", *words)
+    assert done.returncode == 2
+    assert said in done.stderr

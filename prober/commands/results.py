@@ -45,13 +45,17 @@ def lookup(results: Path, as_json: bool, form: str | None, **question: Any) -> i
     """
     from prober.matrix.lookup import Question, look_up, render_table, to_json
 
-    if question["model"] is None and question["need"] is None:
+    if as_json and form is not None:
+        raise UsageError(f"--json and --{form} are two forms of one answer; ask for one.")
+    if not question["model"] and question["need"] is None:
         raise UsageError("Name a model, or say with --need how many tokens a request has.")
     if question["concurrency"] is not None and question["need"] is None:
         raise UsageError("--concurrency goes with --need.")
     for name, kind in (("entrypoint", Entrypoint), ("compile_state", CompileState)):
         question[name] = None if question[name] is None else kind(question[name])
     answer = look_up(results, Question(**question))
+    if answer.is_empty:  # on stderr, for it is no answer about the model
+        click.echo(f"prober: {results} holds no rows. Name a folder that has some with --results.", err=True)
     if as_json:
         click.echo(to_json(answer))
     elif form is not None and answer.is_found:

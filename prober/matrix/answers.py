@@ -61,6 +61,8 @@ class Answer:
     hits: tuple[Hit, ...]
     did_you_mean: tuple[str, ...]
     command: str | None  # measures what was asked; None: the question names no model
+    known_gpus: tuple[str, ...] = ()  # of no hits: where something is known of this very model
+    is_empty: bool = False  # the matrix holds no row at all
 
     @property
     def is_found(self) -> bool:

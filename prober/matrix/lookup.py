@@ -58,13 +58,13 @@ def answer(rows: Iterable[Row], question: Question, now: datetime) -> Answer:
 
 def _answer(records: Iterable[Cells], question: Question, now: datetime) -> Answer:
     is_candidate = _filter(question)
-    model_cell, version_cell = POSITION["model"], POSITION["vllm_version"]
-    models: set[str] = set()
+    model_and_gpu, version_cell = itemgetter(POSITION["model"], POSITION["gpu"]), POSITION["vllm_version"]
+    subjects: set[tuple[str, ...]] = set()
     versions: set[str] = set()
 
     def candidates() -> Iterator[Cells]:
         for cells in records:
-            models.add(cells[model_cell])
+            subjects.add(model_and_gpu(cells))
             versions.add(cells[version_cell])
             if is_candidate(cells):
                 yield cells
@@ -75,10 +75,13 @@ def _answer(records: Iterable[Cells], question: Question, now: datetime) -> Answ
     if question.need is not None:
         hits = hits[:MOST_OF_NEED]
     near: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
     if not hits and question.model:
-        known = {unguard(model) for model in models}
-        near = tuple(m for m in near_models(question.model, known) if not same_model(question.model, m))
-    return Answer(question, hits, near, _command(question))
+        known = {unguard(model) for model, _ in subjects}
+        its_own = {model for model in known if same_model(question.model, model)}
+        gpus = tuple(sorted({unguard(gpu) for model, gpu in subjects if unguard(model) in its_own and gpu}))
+        near = () if its_own else tuple(near_models(question.model, known))
+    return Answer(question, hits, near, _command(question), gpus, is_empty=not subjects)
 
 
 @contextmanager

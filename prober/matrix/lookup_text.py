@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections import Counter
 from typing import Any
 
 from prober.matrix.answers import Answer, Grade, Hit
@@ -22,6 +23,7 @@ _TITLES = {
     Grade.REPORTED: "Not measured by the prober, only reported (a start proves no service):",
 }
 _HEADINGS = ("model", "GPU", "TP", "PP", "util", "KV dtype", "vLLM", "max_model_len", "starts", "status", "age", "")
+_SHOWN = _HEADINGS.index("max_model_len")  # so many columns say what a row is about
 _NUMBERS = {2, 3, 4, 7, 8}
 
 
@@ -32,6 +34,7 @@ def to_json(answer: Answer) -> str:
             "found": answer.is_found,
             "hits": [_hit_values(hit) for hit in answer.hits],
             "did_you_mean": list(answer.did_you_mean),
+            "known_gpus": list(answer.known_gpus),
             "command": answer.command,
         },
         ensure_ascii=False,
@@ -64,7 +67,7 @@ def render_table(answer: Answer) -> str:
     for grade in Grade:
         hits = [hit for hit in answer.hits if hit.grade is grade]
         if hits:
-            blocks.append("\n".join([_TITLES[grade], *_table([_HEADINGS, *map(_cells, hits)]), *_remarks(hits)]))
+            blocks.append("\n".join([_TITLES[grade], *_table([_HEADINGS, *_lines(hits)]), *_remarks(hits)]))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -75,11 +78,28 @@ def _render_nothing(answer: Answer) -> str:
     if question.need is not None:
         times = f", {question.concurrency} requests at once" if question.concurrency else ""
         lines = [f"Nothing is known that serves {question.need:,} tokens{times} with {about}."]
+    if answer.known_gpus:
+        lines.append(f"There are rows of {about} on {', '.join(map(printable, answer.known_gpus))}.")
     if answer.did_you_mean:
         lines.append("Did you mean " + " or ".join(map(printable, answer.did_you_mean)) + "?")
     if answer.command:
         lines.append(f"To measure it: {printable(answer.command)}")
     return "\n".join(lines) + "\n"
+
+
+def _lines(hits: list[Hit]) -> list[tuple[str, ...]]:
+    """One line a hit. Where several would look alike, each ends with the settings that tell them apart."""
+    lines = [_cells(hit) for hit in hits]
+    alike = Counter(line[:_SHOWN] for line in lines)
+    return [
+        (*line[:-1], f"{line[-1]}  {_settings(hit.row)}".rstrip()) if alike[line[:_SHOWN]] > 1 else line
+        for hit, line in zip(hits, lines, strict=True)
+    ]
+
+
+def _settings(row: Row) -> str:
+    parts = (row.dtype, row.quantization, row.entrypoint, row.compile_state, row.other_flags)
+    return " ".join(part for part in parts if part)
 
 
 def _cells(hit: Hit) -> tuple[str, ...]:
