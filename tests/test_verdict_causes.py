@@ -41,6 +41,7 @@ FAMILIES = [
     ("ERROR 04-15 06:30:01 x.py:120] Worker VllmWorkerProcess pid 71 died, exit code: -9", CRASH, "killed"),
     ("./run.sh: line 3: 71 Killed                  vllm serve otter", CRASH, "killed"),
     ("Container vllm failed startup probe, will be restarted", CRASH, "probe"),
+    ("OSError: [Errno 98] Address already in use", CRASH, "port_taken"),
     ("Segmentation fault (core dumped)", CRASH, "signal"),
     ("The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR", CRASH, "worker"),
 ]

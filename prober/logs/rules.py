@@ -321,6 +321,7 @@ _MACHINE = _rules(
     Outcome.CRASH,
     None,
     ("port_taken", "address already in use"),
+    ("port_taken", "[Errno 98] Address already in use"),
     ("disk_full", "No space left on device"),
     ("driver", "Found no NVIDIA driver on your system"),
     ("driver", "No CUDA GPUs are available"),
