@@ -102,5 +102,8 @@ def _whole_number(text: str) -> int:
 
 def _refuse_missing_directory(model: str) -> None:
     """A path that is not there would be looked for on the Hub, and fail there with a message about names."""
-    if (model.startswith(("/", "./", "../", "~")) or model.count("/") > 1) and not is_directory(model):
+    if not model.strip():
+        raise UsageError("The model has no name; give a Hub name of the form ORG/NAME, or a directory.")
+    is_path = model.startswith(("/", "./", "../", "~")) or model.endswith("/") or model.count("/") > 1
+    if is_path and not is_directory(model):
         raise UsageError(f"There is no directory {model}; a Hub name has the form ORG/NAME.")

@@ -34,6 +34,12 @@ def test_flag_given_twice_is_refused() -> None:
         combinations(Axes("a/b", kv_cache_dtypes=("fp8",), vllm_flags=("--kv-cache-dtype", "auto")))
 
 
+def test_a_value_that_is_said_twice_is_measured_once(fake_probe: Probe) -> None:
+    words = ["--gpu-memory-utilization", "0.9,0.90", "--vary", "block-size=16,16", "--compile", "cold,cold"]
+    done, _ = fake_probe(SCENARIO, "--tp", "1,1", "--kv-cache-dtype", "fp8,fp8", *words, "--plan")
+    assert "1 combination, " in done.stdout, done.stdout + done.stderr
+
+
 def test_heads_that_do_not_divide_close_the_cell(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", num_attention_heads=8)
     assert why_impossible(Combination(str(model), tensor_parallel_size=3)) is not None

@@ -193,6 +193,10 @@ def test_flags_that_are_ours_are_refused_with_what_to_use(
     ("words", "code", "said"),
     [
         (["probe", "/no/such/directory"], 2, "There is no directory /no/such/directory"),
+        (["probe", "models/"], 2, "There is no directory models/"),
+        (["probe", ""], 2, "The model has no name"),
+        (["probe", "some/model", "other/model"], 2, "'other/model' is neither MODEL nor a flag"),
+        (["probe", "some/model", "--quick", "--certify"], 2, "ask for one of them"),
         (["probe", "some/model", "--low", "10", "--high", "5"], 2, "--high 5 is below --low 10"),
         (["probe", "some/model", "--tp", "x"], 2, "not a number"),
         (["probe", "some/model", "--python", "/no/python"], 3, "with --python"),

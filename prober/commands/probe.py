@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ def numbers(
         if text is None:
             return None
         try:
-            values = tuple(kind(part) for part in text.split(","))
+            values = _once(kind(part) for part in text.split(","))
         except ValueError:
             raise click.BadParameter(f"{text!r} is not a number or a list such as 1,2", context, parameter) from None
         if any(not 0 < value <= (most or value) for value in values):
@@ -41,7 +41,12 @@ def numbers(
 
 def words(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
     """Read a list of words such as auto,fp8."""
-    return None if text is None else tuple(text.split(","))
+    return None if text is None else _once(text.split(","))
+
+
+def _once(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Each value once: what is said twice is not measured twice."""
+    return tuple(dict.fromkeys(values))
 
 
 def varied(context: click.Context, parameter: click.Parameter, pairs: Sequence[str]) -> tuple[Any, ...]:
@@ -53,14 +58,14 @@ def varied(context: click.Context, parameter: click.Parameter, pairs: Sequence[s
             raise click.BadParameter(f"{pair!r} is not FLAG=VALUE,VALUE", context, parameter)
         if "," in values and any(mark in values for mark in "{["):
             raise click.BadParameter(f"{pair!r}: a comma separates values; vary one key of JSON as FLAG.KEY=V,V")
-        found.append((flag if flag.startswith("-") else f"--{flag}", tuple(values.split(","))))
+        found.append((flag if flag.startswith("-") else f"--{flag}", _once(values.split(","))))
     return tuple(found)
 
 
 def compile_states(context: click.Context, parameter: click.Parameter, text: str) -> tuple[CompileState, ...]:
     """Read a list such as cold,eager."""
     try:
-        return tuple(CompileState(part) for part in text.split(","))
+        return _once(CompileState(part) for part in text.split(","))
     except ValueError:
         raise click.BadParameter(
             f"{text!r} is not one or more of {','.join(CompileState)}", context, parameter
@@ -303,6 +308,10 @@ def _wish(model: str, vllm_flags: tuple[str, ...], options: dict[str, Any]) -> W
 
     if options["quick"] and options["strategy"] != Strategy.HINTS:
         raise click.UsageError("--quick goes with --strategy hints only.")
+    if options["quick"] and options["certify"]:
+        raise click.UsageError("--quick leaves out the refusal that --certify is to prove; ask for one of them.")
+    if vllm_flags and not vllm_flags[0].startswith("-"):
+        raise click.UsageError(f"{vllm_flags[0]!r} is neither MODEL nor a flag of vLLM: probe takes one model.")
     dummy = DUMMY_WEIGHTS if options["dummy_weights"] else ()
     axes = Axes(
         model=model,
