@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,20 @@ from prober.margin import recommended
 from prober.matrix.ceiling_row import row_of
 from prober.matrix.schema import CeilingKind, Row
 from prober.matrix.store import Store
+from prober.matrix.table import row_key
 from prober.predict import known_lengths
-from prober.records import Bracket, Ceiling, Combination, Machine, NotReady, Outcome, Status, UsageError, Verify
+from prober.records import (
+    Bracket,
+    Ceiling,
+    Combination,
+    CompileState,
+    Machine,
+    NotReady,
+    Outcome,
+    Status,
+    UsageError,
+    Verify,
+)
 from prober.search import LOWEST, Strategy
 from prober.trials.engine import Engine, inspect, settings
 from prober.trials.launch import output_of
@@ -29,6 +41,7 @@ from prober.trials.patience import Limits
 USUAL_LAUNCHES = 3
 KNOWN_LAUNCHES = 2
 QUICK_LAUNCHES = 1
+BISECT_LAUNCHES = 16
 DUMMY_WEIGHTS = ("--load-format", "dummy")
 # vLLM's own switch for lengths beyond the model's limit (envs.py).
 BEYOND_LIMIT = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
@@ -83,10 +96,11 @@ def plan(wish: Wish) -> list[Cell]:
     engine = inspect(wish.python, output_of)
     here = station.machine_of(engine, wish.device)
     cells, wanted = [], _checked(wish)
+    if wish.is_certifying:
+        _refuse_unknown(wish, wanted, rows, here)
     for combination in wanted:
         impossible = _why_never(wish, engine, combination, len(wanted))
-        expected = KNOWN_LAUNCHES if known_lengths(rows, combination, here) else USUAL_LAUNCHES
-        expected = QUICK_LAUNCHES if wish.strategy is Strategy.QUICK else expected
+        expected = _expected(wish, combination, bool(known_lengths(rows, combination, here)))
         cells.append(Cell(combination, 0 if impossible else expected, impossible))
     return cells
 
@@ -101,9 +115,9 @@ def probe(wish: Wish, display_of: Callable[[Combination], Display]) -> Iterator[
     store.check_writable()
     engine = inspect(wish.python, output_of)
     if wish.is_certifying:
-        _refuse_unknown(cells, store.rows(), station.machine_of(engine, wish.device))
-    for combination in cells:
-        impossible = _why_never(wish, engine, combination, len(cells))
+        _refuse_unknown(wish, cells, store.rows(), station.machine_of(engine, wish.device))
+    reasons = [_why_never(wish, engine, combination, len(cells)) for combination in cells]  # mistakes before launches
+    for combination, impossible in zip(cells, reasons, strict=True):
         if impossible:
             ceiling = _closed(combination, station.machine_of(engine, wish.device), impossible)
         else:
@@ -122,6 +136,17 @@ def _checked(wish: Wish) -> list[Combination]:
     return combinations(wish.axes)
 
 
+def _expected(wish: Wish, combination: Combination, is_known: bool) -> int:
+    """Starts of vLLM that a search takes as a rule; a warm one fills its cache at each length first."""
+    usual = KNOWN_LAUNCHES if is_known else USUAL_LAUNCHES
+    usual = {Strategy.QUICK: QUICK_LAUNCHES, Strategy.BISECT: BISECT_LAUNCHES}.get(wish.strategy, usual)
+    return 2 * usual if combination.compile_state is CompileState.WARM else usual
+
+
+def _unlimited() -> None:
+    """Nothing but --high ends lengths beyond the model's limit."""
+
+
 def _why_never(wish: Wish, engine: Engine, combination: Combination, cells: int) -> str | None:
     """Why no launch can help this cell. Too few GPUs closes one of several cells; of a single one it is a mistake."""
     impossible = why_impossible(combination)
@@ -138,9 +163,13 @@ def _wanted(wish: Wish) -> list[str] | None:
     return None if wish.gpus is None else list(wish.gpus)
 
 
-def _refuse_unknown(cells: Iterable[Combination], rows: Sequence[Row], here: Machine) -> None:
+def _refuse_unknown(wish: Wish, cells: Iterable[Combination], rows: Iterable[Row], here: Machine) -> None:
+    """To certify is to prove the very same row anew: this combination, version and machine."""
+    known = {row_key(row) for row in rows if row.max_model_len is not None}
+    added = settings(BEYOND_LIMIT if wish.is_beyond_limit else {})
     for combination in cells:
-        if not known_lengths(rows, combination, here):
+        asked = replace(_closed(combination, here, ""), settings=added, reserve_mib=wish.reserve_mib)
+        if row_key(row_as_written(asked)) not in known:
             raise UsageError(f"There is no row of {combination.model} on {here.gpu} to certify: leave --certify out.")
 
 
@@ -154,7 +183,9 @@ def row_as_written(ceiling: Ceiling) -> Row:
     """The row of a measured ceiling, with what the files at hand and the rules of thumb add to it."""
     combination, advised = ceiling.combination, recommended(ceiling)
     has_dummy_weights = any(pair == DUMMY_WEIGHTS for pair in itertools.pairwise(combination.other_flags))
-    is_beyond_limit = any(f"{name}={value}" in ceiling.settings for name, value in BEYOND_LIMIT.items())
+    [switch] = BEYOND_LIMIT
+    values = dict(setting.split("=", 1) for setting in ceiling.settings)
+    is_beyond_limit = values.get(switch, "").lower() in ("1", "true")  # as vLLM reads it
     fewer = ceiling.lowered_sequences
     lowered = f"max_num_seqs lowered to {fewer}, as vLLM asks: so many requests run at once, and no more"
     notes = [("dummy weights", has_dummy_weights), (BEYOND_LIMIT_NOTE, is_beyond_limit), (lowered, fewer is not None)]
@@ -175,7 +206,9 @@ def _is_ended_by_batch(ceiling: Ceiling) -> bool:
 
 
 def _measured(wish: Wish, combination: Combination, engine: Engine, store: Store, display: Display) -> Ceiling:
-    limit_of = partial(limit_beyond_default, combination.model, combination.model_revision)
+    limit_of: Callable[[], int | None] = partial(limit_beyond_default, combination.model, combination.model_revision)
+    if wish.is_beyond_limit:
+        limit_of = partial(lambda: None)
     added = BEYOND_LIMIT if wish.is_beyond_limit else {}
     count = _gpus(combination)
     with station.hold(engine, wish.device, count, _wanted(wish), display.say, wish.wait_seconds) as here:
@@ -188,10 +221,11 @@ def _measured(wish: Wish, combination: Combination, engine: Engine, store: Store
             verify=wish.verify,
             low=wish.low,
             high=wish.high,
-            is_fresh=wish.is_fresh or wish.is_certifying,
-            limit_of=(lambda: None) if wish.is_beyond_limit else limit_of,
+            is_fresh=wish.is_fresh or wish.is_certifying or wish.strategy is Strategy.BISECT,
+            limit_of=limit_of,
             settings=settings(added),
             strategy=wish.strategy,
+            is_beyond_limit=wish.is_beyond_limit,
             reserve_mib=wish.reserve_mib,
             at_rest_mib=at_rest,
             most_launches=wish.most_launches,

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from prober import __version__
+from prober.flags import value_of
 from prober.matrix.ceiling_row import public_model
 from prober.matrix.naming import version_order
 from prober.matrix.store import Store
@@ -34,7 +35,7 @@ from prober.search import AUTO, LOWEST, Done, Reading, Space, Strategy, Try, bra
 
 TRIALS_LAST = timedelta(days=7)  # an older trial only hints: drivers, caches and files change unseen
 AT_REST_TOLERANCE_MIB = 256  # drivers and desktops move by about that much
-AUTO_SINCE = (0, 14)  # --max-model-len auto
+AUTO_SINCE = (0, 20)  # --max-model-len auto; from 0.14 on the server went on naming the length before it
 SEQUENCES_FLAG = "--max-num-seqs"
 
 
@@ -55,6 +56,7 @@ class Task:
     settings: tuple[str, ...] = ()  # NAME=value of the environment that vLLM reads
     strategy: Strategy = Strategy.HINTS
     hints: tuple[int, ...] = ()  # lengths to begin with, before those of known rows
+    is_beyond_limit: bool = False  # vLLM is told to take lengths above the model's own limit
     reserve_mib: int | None = None  # device memory that must stay free for a length to count
     at_rest_mib: int | None = None  # device memory in use now, on all devices of the machine's set
     most_launches: int | None = None  # then end with the bracket so far
@@ -142,9 +144,10 @@ class _Search:
         self.state_key = state_key(task.machine, task.settings, task.reserve_mib)
         since = _now() if task.is_fresh else _now() - TRIALS_LAST
         same = [t for t in store.trials() if self._is_same(t) and _when(t) >= since]
-        self.lowered = next((_lowered(t) for t in reversed(same) if _wants_fewer(t)), None)
+        self.lowered = next((_lowered(t) for t in reversed(same) if self._wants_fewer(t)), None)
         recorded = [t for t in same if _is_answer(t, task.verify)]
-        self.trials = recorded + [t for t in launched if self._is_same(t) and t not in recorded]
+        ours = [t for t in launched if self._is_keyed(t) and t not in recorded]
+        self.trials = recorded + ours
         rows = store.rows()
         self.space = Space(
             task.low,
@@ -157,8 +160,10 @@ class _Search:
         )
 
     def _is_same(self, trial: Trial) -> bool:
-        keys = (trial.combination_key, trial.state_key)
-        return keys == (self.combination_key, self.state_key) and self._is_rest_alike(trial)
+        return self._is_keyed(trial) and self._is_rest_alike(trial)
+
+    def _is_keyed(self, trial: Trial) -> bool:
+        return (trial.combination_key, trial.state_key) == (self.combination_key, self.state_key)
 
     def _is_rest_alike(self, trial: Trial) -> bool:
         """A neighbour that came or went between them changes what a length needs."""
@@ -172,6 +177,8 @@ class _Search:
             self.listener.resumed(self.trials)
         while True:
             observations = [o for t in self.trials if (o := observe(t, self.task.verify)) is not None]
+            if self.task.is_beyond_limit:  # a start without a length shows a limit that does not hold here
+                observations = [o if o.reading is Reading.OVER_LIMIT else replace(o, limit=None) for o in observations]
             self.space = replace(self.space, limit=self.task.limit_of())
             step = narrow(observations, self.space)
             if isinstance(step, Done):
@@ -181,6 +188,12 @@ class _Search:
                 return Done(Status.INCONCLUSIVE, so_far, spent)
             self.listener.launching(step, len(self.launched) + 1, so_far)
             self._try(step.length)
+
+    def _wants_fewer(self, trial: Trial) -> bool:
+        """vLLM names a number below the one in force; the same again would go on for ever."""
+        slots, asked = trial.verdict.figures.sequence_slots, value_of(self.task.combination.other_flags, SEQUENCES_FLAG)
+        is_fewer = asked is None or not asked.isdecimal() or (slots or 0) < int(asked)
+        return trial.verdict.outcome is Outcome.SEQUENCE_SLOTS and bool(slots) and is_fewer
 
     def _spent(self) -> str | None:
         """Say that the budget is used up; None while it is not."""
@@ -216,7 +229,7 @@ class _Search:
         self.trials.append(trial)
         self.launched.append(trial)
         self.listener.finished(trial)
-        if _wants_fewer(trial):
+        if self._wants_fewer(trial):
             raise _lowered(trial)
 
 
@@ -235,10 +248,6 @@ def state_key(machine: Machine, settings: Sequence[str] = (), reserve_mib: int |
     """The machine, whatever of the environment vLLM listens to, and what had to stay free."""
     demanded = {} if reserve_mib is None else {"reserve_mib": reserve_mib}
     return _hash({**asdict(machine), "settings": sorted(settings), **demanded})
-
-
-def _wants_fewer(trial: Trial) -> bool:
-    return trial.verdict.outcome is Outcome.SEQUENCE_SLOTS and bool(trial.verdict.figures.sequence_slots)
 
 
 def _lowered(trial: Trial) -> Lowered:

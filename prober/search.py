@@ -115,6 +115,7 @@ class _Known:
     def __init__(self, observations: Sequence[Observation], space: Space) -> None:
         self.space = space
         self.hints = [*(o.hints for o in reversed(observations)), space.hints]
+        self.figured = {hint for o in observations for hint in o.hints}  # by vLLM's own figures
         self.attempts = Counter(o.length for o in observations)
         self.answers = sum(o.reading is not Reading.UNKNOWN for o in observations)
         self.readings = _answers(observations)
@@ -179,8 +180,8 @@ class _Known:
             return Done(Status.EXACT, self.bracket, f"{self.serves:,} served and {self.upper:,} was refused")
         if self.serves is not None and self.top is not None and self.serves >= self.top:
             return self._served_the_top()
-        if self.serves is not None and self.space.strategy is Strategy.QUICK:
-            why = f"{self.serves:,} served, and that vLLM's own arithmetic allows no more was not put to the test"
+        if self.space.strategy is Strategy.QUICK and self.serves in self.figured:
+            why = f"{self.serves:,} served, and that vLLM's own figures allow no more was not put to the test"
             return Done(Status.AT_LEAST, self.bracket, why)
         if self.upper is not None and self.upper <= self.low:
             return self._nothing_fits()
@@ -233,6 +234,8 @@ class _Known:
 
     def _candidates(self) -> Iterator[tuple[int | None, str]]:
         """Lengths in the order of preference; those outside the open interval are passed over by `next`."""
+        if self.space.strategy is Strategy.QUICK and self.space.has_auto and not self.attempts and self.top is None:
+            yield AUTO, "the length that vLLM itself chooses"
         if self.space.strategy is not Strategy.BISECT:
             for guess, why in self._guesses():
                 if self._affordable(guess):
@@ -254,8 +257,6 @@ class _Known:
 
     def _towards_the_top(self) -> Iterator[tuple[int | None, str]]:
         top = self.top
-        if self.space.strategy is Strategy.QUICK and self.space.has_auto and not self.attempts and self.top is None:
-            yield AUTO, "the length that vLLM itself chooses"
         if top not in self.untriable:
             yield top, "the model's own limit" if top is None else "the longest allowed"
         else:

@@ -29,7 +29,6 @@ from prober.records import (
     Outcome,
     Report,
     Stage,
-    UsageError,
     Verdict,
     Verify,
 )
@@ -45,6 +44,9 @@ OF_MEMORY = (
     *(Outcome.KV_TOO_SMALL, Outcome.NO_KV_MEMORY, Outcome.DEVICE_OOM, Outcome.UNSERVABLE),
     Outcome.SEQUENCE_SLOTS,
 )
+# Of a start that fills the compile cache: how it may end with the cache filled, and what is as true without one.
+COMPILED = (Outcome.FITS, Outcome.KV_TOO_SMALL, Outcome.NO_KV_MEMORY)
+OF_CONFIGURATION = (Outcome.BAD_CONFIG, Outcome.OVER_MODEL_LIMIT, Outcome.TOO_SHORT, Outcome.SEQUENCE_SLOTS)
 PREFIX = "prober-trials-"
 SETTLED_SECONDS = 60.0
 
@@ -75,11 +77,11 @@ class Station:
             )
 
     def at_rest_mib(self) -> int | None:
-        """What is in use on the devices now, in MiB; None: not told. Waits for nobody."""
+        """What is in use on the devices now, in MiB; None: not told, or they are not at rest. Waits for nobody."""
         uuids = {gpu.uuid for gpu in self.chosen}
-        used = [gpu.memory_used_bytes for gpu in _everything().gpus if gpu.uuid in uuids] if uuids else []
-        known = [one for one in used if one is not None]
-        return sum(known) // MIB if known and len(known) == len(uuids) else None
+        here = [gpu for gpu in _everything().gpus if gpu.uuid in uuids] if uuids else []
+        used = [gpu.memory_used_bytes for gpu in here if gpu.is_idle and gpu.memory_used_bytes is not None]
+        return sum(used) // MIB if used and len(used) == len(uuids) else None
 
     def leaked_mib(self) -> int | None:
         """Wait for the trial's memory to come back; return what did not, in MiB on all GPUs. None: the CPU."""
@@ -109,15 +111,17 @@ def hold(
 
 
 def why_never(engine: Engine, device: str, count: int, wanted: list[str] | None) -> str | None:
-    """Say why this machine can never hold ``count`` GPUs of one type; None: it can, if not now."""
+    """Say why this machine can never hold ``count`` GPUs; None: it can, if not now.
+
+    Raises UsageError where only the wish is at fault: GPUs that are not there, or that the environment hides.
+    """
     here = gpus.inventory()
-    if not _is_cpu(engine, device, here):
-        try:
-            gpus.choose(here, count, wanted)
-        except UsageError as error:
-            return str(error)
-        except NotReady:
-            return None
+    if _is_cpu(engine, device, here) or not here.gpus:
+        return None
+    if count > len(here.uuids):
+        return f"{count} GPUs are needed, and this machine has {len(here.uuids)}"
+    with suppress(NotReady):
+        gpus.choose(here, count, wanted)
     return None
 
 
@@ -153,16 +157,19 @@ def launcher(
     ``settings`` are added to the environment of every trial.
     """
     with private_folder(Path(tempfile.gettempdir())) as folder:
-        warm: set[int | None] = set()  # lengths whose compiled code the cache holds
+        warm: set[tuple[Combination, int | None]] = set()  # whose compiled code the cache holds
 
         def launch(combination: Combination, length: int | None, tag: str, report: Report) -> Shown:
             environment = {**station.environment, **(settings or {})}
             setting = Setting(station.engine, combination, verify, limits, folder, environment)
-            if combination.compile_state is CompileState.WARM and length not in warm:
-                _fill_cache(station, setting, length, tag, report)
-                warm.add(length)
-            station.wait_until_idle()
             scrubber = Scrubber(os.environ, secrets_in(combination.other_flags))
+            if combination.compile_state is CompileState.WARM and (combination, length) not in warm:
+                hindered = _fill_cache(station, setting, length, tag, report)
+                if hindered is not None:
+                    _keep(scrubber, log_path(setting, tag), store.log_path(tag))
+                    return Shown(published(hindered, scrubber))
+                warm.add((combination, length))
+            station.wait_until_idle()
             lookout = Lookout(station, report)
             at_rest = station.at_rest_mib()
             try:
@@ -177,17 +184,23 @@ def launcher(
         yield launch
 
 
-def _fill_cache(station: Station, setting: Setting, length: int | None, tag: str, report: Report) -> None:
+def _fill_cache(station: Station, setting: Setting, length: int | None, tag: str, report: Report) -> Verdict | None:
     """Start once for the cache alone: vLLM keeps compiled code by length, too (ModelConfig.compute_hash, 0.32.0).
 
-    What this start shows is of a cold cache and says nothing of a warm one; its memory is waited for as a trial's.
+    What this start shows of memory is of a cold cache and does not count. None: the cache is filled. Else the verdict
+    that stands for the trial, for without a filled cache it would be a cold one; the log is the trial's.
     """
     station.say("a first start at this length, to fill the compile cache; it does not count")
     station.wait_until_idle()
-    filling = replace(setting, verify=Verify.NONE)
-    attempt(filling, length, f"{tag}-fill", report)
-    log_path(filling, f"{tag}-fill").unlink(missing_ok=True)
+    verdict, _ = attempt(replace(setting, verify=Verify.NONE), length, tag, report)
     station.leaked_mib()
+    if verdict.outcome in COMPILED:
+        log_path(setting, tag).unlink(missing_ok=True)
+        return None
+    if verdict.outcome in OF_CONFIGURATION:
+        return verdict
+    evidence = f"the compile cache could not be filled: {verdict.evidence}"
+    return replace(verdict, outcome=Outcome.CRASH, evidence=evidence, rule="cache_not_filled")
 
 
 def unless_held(verdict: Verdict, leaked_mib: int | None) -> Verdict:
@@ -206,7 +219,8 @@ class Lookout:
     def __init__(self, station: Station, report: Report) -> None:
         self._station, self._report = station, report
         self._seen: str | None = None
-        self.least_free_mib: int | None = None  # of one device; None: not told
+        self._least_free_mib: int | None = None
+        self._is_free_known = True
         self._next_look = time.monotonic()
 
     def report(self, stage: Stage, age_seconds: float) -> None:
@@ -229,11 +243,18 @@ class Lookout:
         self._next_look = time.monotonic() + LOOK_SECONDS
 
     def _note_free(self, now: gpus.Inventory) -> None:
+        """What a neighbour holds, or a device that tells nothing, leaves it unknown for good."""
         uuids = {gpu.uuid for gpu in self._station.chosen}
         here = [(gpu.memory_total_bytes, gpu.memory_used_bytes) for gpu in now.gpus if gpu.uuid in uuids]
         free = [(total - used) // MIB for total, used in here if total is not None and used is not None]
-        known = [*free, *([] if self.least_free_mib is None else [self.least_free_mib])]
-        self.least_free_mib = min(known, default=None)
+        self._is_free_known &= len(free) == len(uuids) and self._seen is None
+        earlier = [] if self._least_free_mib is None else [self._least_free_mib]
+        self._least_free_mib = min([*free, *earlier], default=None)
+
+    @property
+    def least_free_mib(self) -> int | None:
+        """The least that was free on one device; None: not told, or not only ours to say."""
+        return self._least_free_mib if self._is_free_known else None
 
 
 def _keep(scrubber: Scrubber, log: Path, kept: Path) -> None:

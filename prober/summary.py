@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from prober.matrix import serve_flags
 from prober.matrix.schema import CeilingKind, Row
-from prober.matrix.serve_flags import flags
 from prober.observe import leaves_too_little, reading_of_trial
 from prober.records import Ceiling, Combination, CompileState, Entrypoint, Outcome, Status, Trial, Verify
 from prober.scrub import Scrubber, secrets_in
@@ -155,7 +155,7 @@ def command(ceiling: Ceiling, row: Row) -> str:
         model_revision=combination.model_revision,
         other_flags=shlex.join(combination.other_flags) or None,
     )
-    return masked(f"vllm serve {flags(own)}", combination)
+    return masked(serve_flags.command(own), combination)
 
 
 def masked(text: str, combination: Combination) -> str:

@@ -234,5 +234,7 @@ def test_flags_of_others_pass_untouched() -> None:
 
 
 def test_block_that_is_counted_and_never_granted_is_one_less() -> None:
-    figures = {"block_size": 128, "kv_cache_tokens": 49_632, "requested_max_model_len": 49_536}
-    assert seen(trial(Outcome.UNSERVABLE, gpu_blocks=512, **figures)).hints == (49_409, 49_408)
+    waits = trial(
+        Outcome.UNSERVABLE, gpu_blocks=512, block_size=128, kv_cache_tokens=49_632, requested_max_model_len=49_536
+    )
+    assert seen(waits).hints == (49_409, 49_408)

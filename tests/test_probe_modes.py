@@ -40,11 +40,26 @@ def test_the_whole_search_goes_on_from_a_quick_one(fake_probe: Probe, tmp_path: 
     assert rows(tmp_path)[0]["status"] == "exact"
 
 
+def test_a_quick_search_ends_only_where_vllms_own_figures_do(fake_probe: Probe) -> None:
+    fake_probe(EIGHT_MIB, "--high", "1024")
+    done, engine = fake_probe(EIGHT_MIB, "--quick")
+    assert [launch.length for launch in engine.launches()] == [1024, 3968], done.stderr
+    assert "3,968  (a request of exactly" in done.stdout
+
+
+def test_a_choice_that_vllm_names_wrongly_is_not_asked_for(fake_probe: Probe, tmp_path: Path) -> None:
+    """Before 0.20.0 the server goes on naming the length it had before it chose one."""
+    fake_probe(Scenario(version="0.16.0", kv_blocks=32, block_size=128), "--quick")
+    assert rows(tmp_path)[0]["starts_max_model_len"] == "4096"
+
+
 def test_certify_proves_a_known_row_anew_in_two_launches(fake_probe: Probe) -> None:
     unknown, engine = fake_probe(EIGHT_MIB, "--certify")
     assert (unknown.returncode, engine.launches()) == (2, ())
     assert "to certify: leave --certify out" in unknown.stderr
     fake_probe(EIGHT_MIB)
+    other, _ = fake_probe(EIGHT_MIB, "--certify", "--plan", vllm=["--kv-cache-dtype", "fp8"])
+    assert (other.returncode, "to certify" in other.stderr) == (2, True), "a row that is merely like it"
     done, engine = fake_probe(EIGHT_MIB, "--certify")
     assert (done.returncode, [launch.length for launch in engine.launches()[3:]]) == (0, [3968, 3969])
 
@@ -76,8 +91,12 @@ def test_beyond_the_models_limit_only_with_an_end_and_a_warning(
     assert row["launch_command"].startswith("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve model ")
     found = run_prober("lookup", "model")
     assert "measured with VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 in the environment" in found.stdout
+    assert "  VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve" in done.stdout
     pasted = run_prober("lookup", "model", "--flags")
-    assert "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1" in pasted.stderr
+    assert (pasted.returncode, pasted.stdout) == (1, "")
+    assert "only with VLLM_ALLOW_LONG_MAX_MODEL_LEN=1: see --env" in pasted.stderr
+    assert "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1" in run_prober("lookup", "model", "--env").stdout
+    assert run_prober("lookup", "--need", "3000").returncode == 1, "nobody asked for answers that may be wrong"
     fake_probe(EIGHT_MIB, limit=2048)
     assert [row["max_model_len"] for row in rows(tmp_path)] == ["2048", "3968"], "another row: neither replaces"
 
@@ -110,6 +129,17 @@ def test_each_length_is_as_cold_or_as_warm_as_the_others(
     assert lengths == [131_072, 3968, 3969] if state == "cold" else lengths[::2] == lengths[1::2]
 
 
+def test_a_cache_that_could_not_be_filled_is_no_warm_trial(fake_probe: Probe, tmp_path: Path) -> None:
+    """The first start fills the cache and crashes: what follows would be cold, and refuse what a warm start serves."""
+    crash = Fault(FaultKind.CRASH, stage="load", launches=(1,))
+    scenario = Scenario(kv_blocks=32, block_size=128, warm_blocks=4, faults=(crash,))
+    done, _ = fake_probe(scenario, "--compile", "warm", "--high", "4300")
+    assert done.returncode == 0, done.stderr
+    (row,) = rows(tmp_path)
+    assert (row["status"], row["max_model_len"], row["refused_max_model_len"]) == ("at_least", "4300", "")
+    assert "the compile cache could not be filled" in done.stderr
+
+
 @pytest.mark.parametrize("entrypoint", ["serve", "llm"])
 def test_models_without_text_are_asked_for_what_they_give(fake_probe: Probe, tmp_path: Path, entrypoint: str) -> None:
     scenario = Scenario(kv_blocks=32, block_size=128, pooling=True)
@@ -127,6 +157,21 @@ def test_fewer_sequences_are_remembered(fake_probe: Probe) -> None:
     before = len(engine.launches())
     again, engine = fake_probe(scenario)
     assert (again.returncode, len(engine.launches())) == (0, before), again.stderr
+
+
+def test_the_same_number_of_sequences_again_is_no_way_on(fake_probe: Probe) -> None:
+    says = Fault(FaultKind.SAYS, stage="capture", text=SLOTS)
+    scenario = Scenario(kv_blocks=32, block_size=128, faults=(says, CRASH))
+    done, engine = fake_probe(scenario, "--high", "2048", vllm=["--max-num-seqs", "134"])
+    assert (done.returncode, len(engine.launches())) == (1, 4), done.stderr
+    assert "sequence_slots" in done.stderr
+
+
+SLOTS = (
+    "ERROR 12-01 10:00:00 [core.py:1] ValueError: max_num_seqs (256) exceeds available Mamba cache blocks (134). Each "
+    "decode sequence requires one Mamba cache block."
+)
+CRASH = Fault(FaultKind.CRASH, stage="capture")
 
 
 def test_the_time_that_is_left_is_said(fake_probe: Probe) -> None:

@@ -73,6 +73,8 @@ def _best(answer: Answer, form: str) -> str:
     text: str = getattr(serve_flags, form)(row)
     if not text.replace("\n", "").isprintable():  # it could move the cursor, and is not to be pasted
         raise serve_flags.Unproven("A setting of this row holds a control character: look at it with --json.")
+    if serve_flags.is_beyond_limit(row) and form != "env":
+        raise serve_flags.Unproven(f"vLLM takes this length only with {row.environment}: see --env, or --json.")
     if row.environment and form != "env":
         click.echo(f"It was measured with this in the environment: {row.environment}", err=True)
     return text if text.endswith("\n") else text + "\n"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from prober.controller import state_key
 from prober.fleet.jobs import Known
 from prober.observe import observe
-from prober.records import Ceiling, Machine, Status, Trial, Verify
+from prober.records import Ceiling, Machine, Outcome, Status, Trial, Verify
 from prober.search import Reading
 
 
@@ -26,7 +26,7 @@ def split(known: Iterable[Known], here: Machine, settings: Sequence[str] = ()) -
     for one in known:
         if one.trial.state_key == ours:
             own.append(one.trial)
-        elif _facts(one.machine) == _facts(here):
+        elif _facts(one.machine) == _facts(here) and one.trial.verdict.outcome is not Outcome.SEQUENCE_SLOTS:
             carried.append(replace(one.trial, state_key=ours, at_rest_mib=None))
     return own, carried
 

@@ -13,6 +13,7 @@ from datetime import datetime
 from prober.matrix.ceiling_row import public_model
 from prober.matrix.public_text import public_flags
 from prober.matrix.schema import Row
+from prober.matrix.serve_flags import is_beyond_limit
 from prober.records import Combination, Source, Status, Verify
 
 About = tuple[object, ...]
@@ -39,7 +40,8 @@ class KnownRows:
             self.add(row)
 
     def add(self, row: Row) -> None:
-        if row.source is Source.MEASURED:
+        # What was measured with memory held back, or beyond the model's limit, is no answer of a fleet's.
+        if row.source is Source.MEASURED and row.reserve_mib is None and not is_beyond_limit(row):
             self._exact[about_row(row)].append(row)
             self._alike[row.model, row.gpu].append(row)
 
@@ -52,7 +54,6 @@ class KnownRows:
             if (
                 row.vllm_version == asked.vllm_version
                 and row.driver in asked.drivers
-                and row.reserve_mib is None
                 and row.verified is asked.verify
                 and (revision is None or row.model_revision == revision)
                 and _is_settled(row, asked.high)

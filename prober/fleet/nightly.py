@@ -120,8 +120,9 @@ def _kind(old: Row, new: Row, tolerance: float) -> Kind | None:
 
 
 def one_diff(old: Row, new: Row, tolerance: float) -> Diff:
-    """The difference of two rows about the same thing, whatever machine and model commit each names."""
-    as_new = replace(old, machine=new.machine, model_revision=new.model_revision, gpu_memory_mib=new.gpu_memory_mib)
+    """The difference of two rows about the same thing, whatever machine, model commit and environment each names."""
+    names = ("machine", "model_revision", "gpu_memory_mib", "environment")
+    as_new = replace(old, **{name: getattr(new, name) for name in names})
     return diff([as_new], [new], tolerance)
 
 

@@ -193,6 +193,8 @@ class Start:
         if self.is_ready:
             return Stage.SERVE
         stage = self._tracebacks.stage(process, self.progress)
+        if stage is Stage.CONFIG and outcome is Outcome.DEVICE_OOM:
+            return stage  # before any weight: whoever holds the device is at fault, and no length
         if stage is None and outcome is Outcome.CRASH:
             stage = self._tracebacks.last_stage(self.progress)
         stage = stage or self.progress

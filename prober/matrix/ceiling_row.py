@@ -13,7 +13,7 @@ from prober.matrix.public_text import public_environment, public_flags, public_t
 from prober.matrix.schema import CeilingKind, Row
 from prober.matrix.serve_flags import Unproven, command
 from prober.observe import leaves_too_little, reading_of_trial
-from prober.records import Ceiling, Figures, Outcome, Source, Status, Trial, Verify
+from prober.records import Ceiling, Entrypoint, Figures, Outcome, Source, Status, Trial, Verify
 from prober.search import Reading
 
 _KINDS = {
@@ -77,6 +77,9 @@ def _kind(ceiling: Ceiling) -> CeilingKind | None:
 
 
 def _with_command(row: Row) -> Row:
+    """Only of the server: vllm.LLM has other defaults, and other ceilings."""
+    if row.entrypoint is Entrypoint.LLM:
+        return row
     try:
         return replace(row, launch_command=command(row))
     except Unproven:

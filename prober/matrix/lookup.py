@@ -19,7 +19,7 @@ from prober.matrix.answers import Answer, Grade, Hit, Question
 from prober.matrix.lookup_text import render_table, to_json
 from prober.matrix.naming import near_models, same_gpu, same_model, version_distance, version_order
 from prober.matrix.schema import KEY, POSITION, Row, UnreadableRow, from_cells, to_cells, unguard
-from prober.matrix.serve_flags import env, flags, yaml
+from prober.matrix.serve_flags import env, flags, is_beyond_limit, yaml
 from prober.matrix.table import Cells, read_cells
 from prober.records import NotReady, Source, Status
 
@@ -33,7 +33,8 @@ _SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 _combination = itemgetter(*(POSITION[name] for name in KEY if name != "machine"))
 _PROVEN, _STARTS, _STATUS = POSITION["max_model_len"], POSITION["starts_max_model_len"], POSITION["status"]
 _SOURCE, _SOURCE_URL, _MACHINE = POSITION["source"], POSITION["source_url"], POSITION["machine"]
-_MEMORY, _COUNT, _VERSION = POSITION["gpu_memory_mib"], POSITION["gpu_count"], POSITION["vllm_version"]
+_MODEL, _VERSION = POSITION["model"], POSITION["vllm_version"]
+_MEMORY, _COUNT = POSITION["gpu_memory_mib"], POSITION["gpu_count"]
 MOST_OF_NEED = 50  # answers to --need that are shown: the cheapest of what is proven
 _DEFAULT_UTILIZATION_CHANGED = (0, 20)  # vLLM 0.20.0: 0.92, before 0.90
 
@@ -176,11 +177,11 @@ def _is_version(group: _Group, asked: str | None) -> bool:
     return asked is None or unguard(group.lowest[_VERSION]) == asked
 
 
-def _cheap_first(group: _Group) -> tuple[float, int]:
-    """`_cost` of the group's row, from its cells."""
+def _cheap_first(group: _Group) -> tuple[float, int, str]:
+    """The order of `_rank` where a length is needed, from the cells."""
     memory, count = group.lowest[_MEMORY], group.lowest[_COUNT]
     total = float(_tokens(memory) * _tokens(count)) if memory and count else float("inf")
-    return total, -group.lowness[1]
+    return total, -group.lowness[1], unguard(group.lowest[_MODEL])
 
 
 def _lowness(cells: Cells) -> tuple[int, int]:
@@ -207,6 +208,8 @@ def _grade(row: Row, question: Question) -> tuple[Grade | None, tuple[str, ...]]
         return None, ()
     if question.need is not None and not _serves(row, question.need, question.concurrency or 1):
         return None, ()
+    if question.need is not None and is_beyond_limit(row):
+        return None, ()  # nobody who only names a length asks for answers that may be wrong
     if row.source is not Source.MEASURED:
         return Grade.REPORTED, differs
     if question.need is not None and row.max_model_len is None:

@@ -19,7 +19,9 @@ _PATH = re.compile(r"(?<![\w.:/~-])(?:~[\w.-]*|[A-Za-z]:)?[/\\](?:[^\s/\\\"'`,;:
 _HOME = re.compile(r"(?<![\w.:/-])(?:/root|/home/[\w.-]+|/Users/[\w.-]+|~)(?![\w./-])")
 # Of the environment: values that are words and numbers, and names of what differs from host to host.
 _PLAIN_VALUE = re.compile(r"(?!\d+\.\d+\.\d+)[\w.,:=+-]{1,60}")
-_PLACE = re.compile(r"HOST|_IP|ADDR|IFNAME|PORT|PATH|DIR|HOME|ROOT|FILE|CONFIG|HCA|RANK|URI|URL|CACHE|ID$")
+_PLACE = re.compile(
+    r"_(?:HOST|IP|ADDR|ADDRESS|IFNAME|PORT|PATH|DIR|DIRECTORY|HOME|ROOT|FILE|CONFIG|HCA|RANK|URI|URL|ID)(?:_|$)"
+)
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
@@ -57,12 +59,15 @@ def public_flags(flags: Iterable[str]) -> str:
 
 
 def public_environment(settings: Iterable[str]) -> str:
-    """Join NAME=value settings as for a POSIX shell, sorted, without those that name places or people."""
-    return shlex.join(sorted(setting for setting in settings if _is_public(*setting.split("=", 1))))
+    """Join NAME=value settings as for a POSIX shell, sorted. Those that name places are left out; of others whose value
+    is no plain word only the name is kept, so that such a row is not taken for one without."""
+    split = (setting.split("=", 1) for setting in settings)
+    return shlex.join(sorted(f"{name}={_shown(value)}" for name, value in split if not _PLACE.search(name)))
 
 
-def _is_public(name: str, value: str) -> bool:
-    return bool(_PLAIN_VALUE.fullmatch(value)) and not _PLACE.search(name) and public_text(value) == value
+def _shown(value: str) -> str:
+    is_plain = _PLAIN_VALUE.fullmatch(value) and public_text(value) == value
+    return value if is_plain else _HIDDEN
 
 
 def _public_value(value: str) -> str:

@@ -11,6 +11,8 @@ import shlex
 from prober.matrix.schema import Row
 from prober.records import CompileState, ProberError
 
+BEYOND_LIMIT = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+
 
 class Unproven(ProberError):
     """The row names no length that was proven to serve."""
@@ -19,6 +21,11 @@ class Unproven(ProberError):
 def flags(row: Row) -> str:
     """Write what follows ``vllm serve``: the model and its flags, quoted for a POSIX shell."""
     return shlex.join([row.model, *_words(row)])
+
+
+def is_beyond_limit(row: Row) -> bool:
+    """It was measured with vLLM's switch for lengths above the model's own limit."""
+    return BEYOND_LIMIT in (row.environment or "")
 
 
 def command(row: Row) -> str:

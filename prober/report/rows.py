@@ -15,7 +15,7 @@ from prober.matrix.answers import Question
 from prober.matrix.lookup import answer, utilization
 from prober.matrix.naming import version_order
 from prober.matrix.schema import COLUMNS, KEY, Column, Row
-from prober.matrix.serve_flags import Unproven, flags
+from prober.matrix.serve_flags import Unproven, command, is_beyond_limit
 from prober.records import Source, Status
 
 
@@ -127,6 +127,8 @@ def judged(row: Row) -> tuple[Kind, int | None]:
         return Kind.NO_FIT, None
     if row.status is Status.UNSTABLE:
         return Kind.UNKNOWN, None  # an interval, never one number
+    if is_beyond_limit(row):
+        return Kind.UNKNOWN, None  # no ceiling of the model: beyond its own limit answers may be wrong
     if row.source is not Source.MEASURED:
         claimed = row.max_model_len or row.served_max_model_len or row.starts_max_model_len
         if claimed is not None:
@@ -219,7 +221,7 @@ def serve_command(row: Row) -> str | None:
     if judged(row)[0] not in (Kind.PROVEN, Kind.BOUND):
         return None
     try:
-        return f"vllm serve {flags(row)}"
+        return command(row)
     except (Unproven, ValueError):  # ValueError: flags of an imported row that no shell could have split
         return None
 
