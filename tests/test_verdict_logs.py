@@ -143,6 +143,15 @@ def test_an_engine_that_starts_after_its_server_gave_up_belongs_to_another_start
         assert (found.outcome, found.figures.needed_gib) == (Outcome.READY, None)
 
 
+def test_a_line_that_only_names_an_engine_begins_no_start() -> None:
+    reader = Reader()
+    reader.feed(
+        log("v1-parent-wraps") + b"(APIServer pid=1) INFO 06-03 09:10:03 [core.py:9] The V1 LLM engine is gone\n"
+    )
+    assert reader.is_decided
+    assert reader.figures.needed_gib == 5.25
+
+
 def test_an_engine_s_trouble_is_of_the_start_that_its_server_began() -> None:
     found = classify(SERVER + ENGINE + log("v1-parent-wraps").partition(b"vLLM API server version")[2])
     assert found.outcome is Outcome.KV_TOO_SMALL
@@ -185,7 +194,8 @@ def test_an_end_without_a_cause_tells_the_exit_status() -> None:
     for status, evidence in ((-9, "ended with status -9"), (None, "ended with an unknown status")):
         reader = Reader()
         reader.feed(log("still-loading"))
-        assert conclude(reader, status).evidence == evidence
+        found = conclude(reader, status)
+        assert (found.evidence, found.rule) == (evidence, "exit_status")
 
 
 def test_a_cause_in_the_log_outweighs_the_exit_status() -> None:

@@ -108,3 +108,4 @@ def test_a_line_without_end_is_read_in_pieces() -> None:
 def test_line_numbers_count_ends_of_lines_and_not_redraws() -> None:
     content = b"one\r\ntwo\rredrawn\rredrawn\r\n" + b"three\n" * 70_000 + REFUSAL
     assert classify(content).line == 70_003
+    assert classify(b"\n" + REFUSAL).line == 2

@@ -153,7 +153,7 @@ class Start:
         for index in sorted(_RULE_AT[template] for template in window.templates if template in _RULE_AT):
             if match := RULES[index].template.regex.search(joined.text):
                 line, owner = joined.at(match.start())
-                record = Record(joined.text, joined.process, joined.rank, owner.level)
+                record = Record(joined.since(match.start()), joined.process, joined.rank, owner.level)
                 self._keep(index, match, record, line, is_gated=owner.level in _HARMLESS_LEVELS)
         self.ledger.read(joined.text, [t for t in window.templates if t in _FIGURES], window.first_line)
 

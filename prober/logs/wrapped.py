@@ -50,6 +50,11 @@ class Joined:
         """The line number and the record that a place in the text stands in."""
         return next((line, record) for offset, line, record in reversed(self.parts) if offset <= position)
 
+    def since(self, position: int) -> str:
+        """The text with everything blanked that stands before the line of a place: no place moves."""
+        begin = max(offset for offset, _, _ in self.parts if offset <= position)
+        return " " * begin + self.text[begin:]
+
 
 def join(window: Window) -> Joined:
     """Undress and join the lines of a window; lines that name another process are left out."""
