@@ -65,7 +65,8 @@ def test_what_the_trial_took_is_its_own_doing_and_what_others_took_is_not(tmp_pa
         found = guard.danger(lambda: [trial])
     assert found is not None
     assert found.is_ours
-    assert found.what == "host memory down to 1.0 GiB free, the trial holds 0.0 GiB"
+    # 40 MiB and an interpreter, whose size is not ours to say
+    assert re.fullmatch(r"host memory down to 1\.0 GiB free, the trial holds 0\.[01] GiB", found.what)
     shared = guard.danger(nobody)
     assert shared is not None
     assert not shared.is_ours

@@ -95,10 +95,11 @@ def test_ten_thousand_rows_are_answered_within_300_ms(tmp_path: Path) -> None:
     )
     (tmp_path / "matrix.csv").write_text(render(map(record_of, rows)))
     seconds = []
+    unmeasured = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     for _ in range(5):  # a shared machine: the best of five is the program's time
         started = time.perf_counter()
         command = [sys.executable, "-c", LOOK_UP, str(tmp_path)]
-        subprocess.run(command, check=True, cwd=Path(__file__).parents[1], timeout=60)
+        subprocess.run(command, check=True, cwd=Path(__file__).parents[1], env=unmeasured, timeout=60)
         seconds.append(time.perf_counter() - started)
         if seconds[-1] < 0.3:
             break

@@ -62,11 +62,6 @@ class Template:
         """The fixed texts between the holes, in order."""
         return tuple(part for i, part in enumerate(_HOLE.split(self.text)) if i % 2 == 0 and part.strip())
 
-    @cached_property
-    def core(self) -> str:
-        """The longest fixed text without its blanks: it must stand in a text (without blanks) that can match."""
-        return max((literal.replace(" ", "") for literal in self.literals), key=len, default="")
-
     def pieces(self, count: int) -> tuple[Piece, ...]:
         """At most ``count`` short pieces, far enough apart that a hard line break spoils only one of them."""
         found: list[Piece] = []
@@ -94,10 +89,6 @@ class Template:
             elif _is_cut(body, text):
                 return True
         return False
-
-    def search(self, text: str, compact: str) -> re.Match[str] | None:
-        """Find the message in ``text``; ``compact`` is the same text without blanks (computed once by the caller)."""
-        return self.regex.search(text) if self.core in compact else None
 
 
 def _is_cut(message: str, text: str) -> bool:
