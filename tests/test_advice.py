@@ -226,3 +226,30 @@ def test_every_failure_has_a_way_out_and_what_did_not_fail_has_none() -> None:
     for outcome in Outcome:
         is_failure = outcome not in (Outcome.FITS, Outcome.READY, Outcome.UNFINISHED)
         assert bool(of(outcome, Figures())) == is_failure, outcome
+
+
+def test_a_cpu_without_room_for_its_cache_needs_host_memory() -> None:
+    verdict = Verdict(Outcome.NO_KV_MEMORY, Stage.KV_CACHE, "Try increasing `VLLM_CPU_KVCACHE_SPACE`", figures=V1)
+    assert [fix.flag for fix in fixes(verdict)] == ["VLLM_CPU_KVCACHE_SPACE"]
+
+
+def test_a_warm_up_that_ran_out_of_memory_wants_fewer_sequences_first() -> None:
+    ways = of(Outcome.DEVICE_OOM, V1, Stage.CAPTURE, rule="warmup_oom")
+    assert ways[0].flag == "--max-num-seqs"
+    assert sum(fix.flag == "--max-num-seqs" for fix in ways) == 1
+
+
+def test_a_measurement_that_others_disturbed_is_repeated_and_nothing_is_changed() -> None:
+    (way,) = of(Outcome.DEVICE_BUSY, V1, Stage.PROFILE)
+    assert (way.flag, "quiet device" in way.action) == (None, True)
+
+
+def test_a_length_below_the_prefill_threshold_is_made_longer() -> None:
+    (way,) = of(Outcome.TOO_SHORT, V1, Stage.CONFIG, rule="prefill_threshold")
+    assert (way.flag, way.value) == ("--max-model-len", None)
+
+
+def test_v0_s_missing_memory_follows_from_its_tokens_and_its_cache() -> None:
+    figures = Figures(requested_max_model_len=40_000, max_tokens_in_cache=32_000, available_gib=4.0)
+    assert estimates.missing_gib(figures) == pytest.approx(1.0)
+    assert estimates.missing_gib(replace(figures, available_gib=None)) is None

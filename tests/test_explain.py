@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from prober.logs.explain import explain, render, to_dict
-from prober.records import Outcome
+from prober.logs.explain import explain, explain_verdict, render, to_dict
+from prober.records import Figures, Outcome, Stage, Verdict
 
 LOGS = Path(__file__).parent / "logs"
 
@@ -59,3 +59,24 @@ def test_every_log_renders_to_text(path: Path) -> None:
     text = render(explain([path.read_bytes()]))
     assert text.endswith("\n")
     assert "None" not in text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "sentence"),
+    [
+        (
+            Verdict(Outcome.SEQUENCE_SLOTS, Stage.CAPTURE, figures=Figures(sequence_slots=134)),
+            "The Mamba cache has 134 slots, fewer than max_num_seqs asks for.",
+        ),
+        (
+            Verdict(Outcome.CRASH, Stage.SERVE),
+            "The server failed while serving a request, for a reason that says nothing about memory.",
+        ),
+        (
+            Verdict(Outcome.KV_TOO_SMALL, Stage.KV_CACHE),
+            "One request of the length needs more KV cache than there is.",
+        ),
+    ],
+)
+def test_a_sentence_needs_no_figure_and_uses_what_there_is(verdict: Verdict, sentence: str) -> None:
+    assert explain_verdict(verdict).sentence == sentence

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import sys
+import time
+import zlib
 from pathlib import Path
 
 import pytest
-from fake_engine import Scenario, make_engine
+from fake_engine import FakeEngine, Scenario, make_engine, write_model
 
 from prober import __version__
 from prober.fleet import node_engine
-from prober.fleet.cells import FleetNode, NodeEngine
-from prober.fleet.node import describe
+from prober.fleet.cells import Cell, FleetNode, NodeEngine
+from prober.fleet.jobs import End, Job, Streamed
+from prober.fleet.node import describe, search
 from prober.fleet.plan import EngineWish
+from prober.machine import host
+from prober.records import Combination, Status
 
 MADE = EngineWish(version="0.32.0")
+PLAIN = Scenario(version="0.32.0")
 
 
 @pytest.fixture
@@ -26,9 +32,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "prober" / "engines"
 
 
-def a_uv(folder: Path, installs: str = "exit 0") -> Path:
+def a_uv(folder: Path, scenario: Scenario = PLAIN, installs: str = "exit 0") -> Path:
     """`uv venv … DIR` makes DIR/bin/python, which has the fake vLLM; `uv pip install` does what it is told."""
-    engine = make_engine(folder / "engine", Scenario(version="0.32.0"))
+    engine = make_engine(folder / "engine", scenario)
     exports = "".join(f"export {name}='{value}'\n" for name, value in engine.environment.items())
     (folder / "python").write_text(f'#!/bin/sh\n{exports}exec {sys.executable} "$@"\n')
     (folder / "python").chmod(0o755)
@@ -89,3 +95,35 @@ def test_gpus_that_the_driver_does_not_show_are_not_used() -> None:
     node = describe(FleetNode("id", "a", "unknown", gpus=8), (), makes_engines=False, driver_version=__version__)
     assert node.problem is not None
     assert "Ray offers 8 GPUs, and the driver shows none" in node.problem
+
+
+def a_job(engine: EngineWish, model: Path, gpu: str) -> Job:
+    cell = Cell("key", Combination(str(model)), gpu, True, engine, "0.32.0")
+    return Job(cell, until=time.time() + 120)
+
+
+def test_a_search_on_a_node_without_gpus_runs_the_engine_that_was_made(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_uv(tmp_path, Scenario(version="0.32.0", on_cpu=True, kv_blocks=32, block_size=128))
+    assert node_engine.make(MADE).problem is None
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    told: list[Streamed] = []
+    answer = search(a_job(MADE, write_model(tmp_path / "model"), host.cpu_name()), told.append)
+    assert (answer.end, answer.row is not None) == (End.ANSWERED, True), answer.why
+    assert answer.row is not None
+    assert (answer.row.status, answer.row.max_model_len) == (Status.EXACT, 3968)
+    assert [one.known.trial.length for one in told] == [131_072, 3968, 3969]
+    assert b"startup complete" in zlib.decompress(told[1].log)
+    launches = FakeEngine(tmp_path / "engine" / "scenario.json", {}).launches()
+    assert not [name for launch in launches for name in launch.environment if name.startswith("RAY_")]
+    other = search(a_job(MADE, tmp_path / "model", "another CPU"), told.append)
+    assert (other.end, "not a another CPU" in other.why) == (End.NOT_READY, True)
+    assert len(told) == 3
+
+
+def test_a_search_without_its_engine_is_not_ready(cache: Path, tmp_path: Path) -> None:
+    nothing = EngineWish(python=str(tmp_path / "python"))
+    answer = search(a_job(nothing, write_model(tmp_path / "model"), host.cpu_name()), lambda _: None)
+    assert answer.end is End.NOT_READY
+    assert "does not run" in answer.why

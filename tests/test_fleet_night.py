@@ -13,7 +13,7 @@ import pytest
 from row_makers import a_trial
 from test_plan_cells import H100, a_known_row, a_node, a_plan, one_model
 
-from prober.fleet.cells import FleetNode
+from prober.fleet.cells import FleetNode, NodeEngine
 from prober.fleet.jobs import Answer, Answered, End, Event, Job, Known, Streamed
 from prober.fleet.night import bisect, run_night
 from prober.fleet.nightly import ExitCode
@@ -200,3 +200,30 @@ def test_bisection_needs_a_difference(tmp_path: Path) -> None:
         bisected(tmp_path, Fleet(lambda _: None))
     with pytest.raises(UsageError, match=r"no vLLM 0\.1"):
         bisected(tmp_path, Fleet(), good="0.1")
+    with pytest.raises(UsageError, match="has no model nobody/nothing"):
+        bisect(PLAN, Fleet(), tmp_path, "nobody/nothing", "0.27.0", "0.32.0", lambda _: None)
+
+
+def test_bisection_needs_one_node_with_every_version(tmp_path: Path) -> None:
+    plan = a_plan(one_model(), versions=["0.28.0", "0.32.0"])
+    lacks = NodeEngine(problem="there is no uv on the node")
+    nodes = [a_node("a", engines={"vllm==0.32.0": lacks}), a_node("b", engines={"vllm==0.28.0": lacks})]
+    with pytest.raises(NotReady, match="no single node has all of these"):
+        bisect(plan, Fleet(nodes=nodes), tmp_path, "Qwen/Qwen3-8B", "0.28.0", "0.32.0", lambda _: None)
+
+
+def test_a_trial_that_ended_while_the_night_was_stopped_is_kept(tmp_path: Path) -> None:
+    class Late(Fleet):
+        def stop(self) -> Sequence[Event]:
+            trial = dataclasses.replace(a_trial(2048), id="late")
+            return [Streamed(self.jobs[-1].cell.key, Known(MACHINE, trial))]
+
+    with pytest.raises(KeyboardInterrupt):
+        night(tmp_path, Late(interrupt_after=0))
+    assert "late" in {trial.id for trial in Store(tmp_path).trials()}
+
+
+def test_a_folder_of_the_fleet_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "fleet" / "summary.md.draft").mkdir(parents=True)
+    with pytest.raises(NotReady, match="fleet cannot be written: Is a directory"):
+        night(tmp_path, Fleet())

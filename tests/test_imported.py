@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from prober.logs.imported import Told, import_row, unknown
 from prober.logs.verdict import classify
 from prober.matrix.schema import from_cells, to_cells
-from prober.records import Outcome, Source, UsageError
+from prober.records import Figures, Outcome, Source, Stage, UsageError, Verdict
 
 LOGS = Path(__file__).parent / "logs"
 
@@ -52,3 +53,16 @@ def test_what_the_person_says_outweighs_the_log() -> None:
 def test_a_log_that_says_nothing_about_capacity_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="Only a start or a refusal"):
         import_row(classify(log(name)), Told(gpu="Acme 24"), "1.0")
+
+
+def test_a_length_that_starts_and_is_never_served_is_both() -> None:
+    figures = Figures(requested_max_model_len=3969, model="acme/otter-7b")
+    row = import_row(Verdict(Outcome.UNSERVABLE, Stage.SERVE, "waits", figures=figures), Told(gpu="Acme 24"), "1.0")
+    assert (row.starts_max_model_len, row.refused_max_model_len, row.max_model_len) == (3969, 3969, None)
+
+
+def test_a_log_without_the_model_s_name_asks_for_it() -> None:
+    verdict = classify(log("v1-parent-wraps"))
+    nameless = replace(verdict, figures=replace(verdict.figures, model=None))
+    with pytest.raises(UsageError, match="does not name the model; say it with --model"):
+        import_row(nameless, Told(gpu="Acme 24"), "1.0")

@@ -169,3 +169,36 @@ def test_the_place_does_not_depend_on_the_session() -> None:
         places.add(run.stdout)
     assert len(places) == 1
     assert leases._folder(None).stat().st_mode & 0o077 == 0
+
+
+def test_a_lease_that_cannot_be_written_is_told_and_holds_nothing(tmp_path: Path) -> None:
+    (tmp_path / f"{GPUS[1].uuid}.draft").mkdir()  # where the holder would say who it is
+    with pytest.raises(NotReady, match="the lease of GPU 1 cannot be written"):
+        lease(GPUS, tmp_path)
+    with lease(GPUS[:1], tmp_path), lease(GPUS[2:], tmp_path):
+        pass
+    (tmp_path / f"{GPUS[2].uuid}.lock").unlink()
+    (tmp_path / f"{GPUS[2].uuid}.lock").mkdir()
+    with pytest.raises(NotReady, match="the lease of GPU 2 cannot be written"):
+        lease(GPUS[2:], tmp_path)
+
+
+def test_without_a_free_gpu_the_refusal_is_not_about_leases(tmp_path: Path) -> None:
+    with pytest.raises(NotReady, match="the driver is not loaded"):
+        choose_and_lease(Inventory(problem="the driver is not loaded"), 1, None, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [("file", "leases cannot be kept in"), ("folder", "belongs to somebody else")]
+)
+def test_a_place_that_somebody_else_has_taken_is_refused(kind: str, told: str) -> None:
+    """In the name of a user that nobody is, whose folder is therefore ours to spoil."""
+    user = 3_000_000_000 + os.getpid()
+    taken = Path(f"/tmp/prober-leases-{user}")
+    taken.touch() if kind == "file" else taken.mkdir()
+    script = f"import os; os.getuid = lambda: {user}; import prober.machine.leases as l; l._folder(None)"
+    try:
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    finally:
+        taken.unlink() if kind == "file" else taken.rmdir()
+    assert told in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from datetime import UTC, datetime
@@ -80,6 +81,8 @@ def test_versions_are_ordered_as_numbers_and_their_distance_is_said() -> None:
     assert version_distance("0.25.1", "0.28.0") == "3 minor versions older"
     assert version_distance("0.28.1", "0.28.0") == "1 patch version newer"
     assert version_distance("0.28.0rc1", "0.28.0").startswith("another build")
+    assert version_distance("dev", "0.28.0") == "another version than 0.28.0"
+    assert version_distance("0.28.0", None) == ""
     assert version_distance(None, "0.28.0") == "version unknown"
 
 
@@ -329,3 +332,29 @@ def test_a_question_that_is_none_is_refused(run_prober: Run, words: list[str], s
     done = run_prober("lookup", *words)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_nothing_known_of_a_needed_length_says_which() -> None:
+    assert "Nothing is known that serves 9,000 tokens with Qwen/Qwen3-8B." in render_table(ask(a_row(), need=9000))
+    several = render_table(ask(a_row(), model=None, need=9000, concurrency=4))
+    assert "Nothing is known that serves 9,000 tokens, 4 requests at once with any model." in several
+
+
+def test_what_only_starts_or_was_only_refused_is_shown_as_that() -> None:
+    imported = a_row(status=None, max_model_len=None, verified=None, source=Source.IMPORTED, measured_at=None)
+    started = ask(imported)
+    assert "starts" in render_table(started)
+    assert "age unknown" in render_table(started)
+    assert json.loads(to_json(started))["hits"][0]["serve_flags"] is None, "nothing proven, so nothing to paste"
+    refused = dataclasses.replace(imported, starts_max_model_len=None, refused_max_model_len=65_536)
+    assert "refused at 65,536" in render_table(ask(refused))
+    assert not ask(refused, need=1024).is_found
+
+
+def test_a_bound_says_what_it_was_measured_with() -> None:
+    text = render_table(ask(a_row(vllm_version="0.27.0"), vllm_version="0.28.0"))
+    assert "Qwen/Qwen3-8B on NVIDIA L4: measured with vLLM 0.27.0 where 0.28.0 is asked." in text
+
+
+def test_a_date_that_is_none_has_no_age() -> None:
+    assert ask(a_row(measured_at="last summer")).hits[0].age_days is None

@@ -238,3 +238,14 @@ def test_block_that_is_counted_and_never_granted_is_one_less() -> None:
         Outcome.UNSERVABLE, gpu_blocks=512, block_size=128, kv_cache_tokens=49_632, requested_max_model_len=49_536
     )
     assert seen(waits).hints == (49_409, 49_408)
+
+
+def test_free_memory_that_nobody_told_proves_no_reserve() -> None:
+    served = replace(trial(Outcome.FITS), reserve_mib=512)
+    assert reading(served) is Reading.UNKNOWN
+    assert reading(replace(served, least_free_mib=511)) is Reading.TOO_LONG
+    assert reading(replace(served, least_free_mib=512)) is Reading.SERVES
+
+
+def test_a_length_that_is_too_short_is_its_own_reading() -> None:
+    assert reading(trial(Outcome.TOO_SHORT, Stage.CONFIG)) is Reading.TOO_SHORT

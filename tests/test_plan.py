@@ -83,6 +83,12 @@ def test_defaults_stand_behind_each_model() -> None:
         ('python = "/opt/vllm/bin/python"', 'version = "0.28.0"', "engine: vllm==0.28.0 is there twice"),
         ("[[model]]", "[[models]]", "model: a plan needs at least one [[model]]"),
         ("tp = 4", "tp = ", "is no TOML"),
+        ("fresh_days = 7", "low = 1", "line 3: low: is at least 2 tokens"),
+        ("tp = [1, 2]", "priority = true", "line 15: model.priority: takes a whole number, not True"),
+        ('revision = "abc"', "revision = 7", "line 14: model.revision: takes a text in quotes, not 7"),
+        ('["auto", "fp8"]', "8", 'line 17: model.kv_cache_dtype: takes names such as "fp8", or "default"'),
+        ('"--max-num-seqs 8"', "8", 'line 18: model.flags: takes command lines such as "--max-num-seqs 8"'),
+        ("[defaults]", "defaults = 5\n[defaultz]", "defaults: is a table: write [defaults]"),
         ("fresh_days = 7", "low = 100\nhigh = 50", "line 4: high: 50 is below low, 100"),
     ],
 )

@@ -242,3 +242,11 @@ def test_a_thousand_gpus_and_ten_thousand_cells_are_planned_in_seconds() -> None
     assert len(out.cells) == 10_240
     assert sum(cell.gpus for cell, _ in first) == 1000
     assert seconds < 5
+
+
+def test_where_each_need_is_met_and_never_all_on_one_node_that_is_said() -> None:
+    plan = a_plan(one_model("host_memory_gib = 64"))
+    small = a_node("a", host_memory_mib=32 * 1024)
+    other = a_node("b", engines={"vllm==0.28.0": NodeEngine(problem="there is no vLLM")})
+    out = laid(plan, [small, other])
+    assert [one.why for one in out.refused] == ["no single node has the GPUs, the host memory and the engine together"]

@@ -12,9 +12,9 @@ from row_makers import a_ceiling, a_row, a_trial, record, trials
 from prober.matrix.ceiling_row import public_model, row_of
 from prober.matrix.lookup import Question, look_up
 from prober.matrix.public_text import public_flags, public_text
-from prober.matrix.schema import CeilingKind, UnreadableRow
+from prober.matrix.schema import HEADER, CeilingKind, UnreadableRow, from_cells, to_cells
 from prober.matrix.store import Store
-from prober.matrix.table import ForeignMatrix
+from prober.matrix.table import HEADER_LINE, ForeignMatrix
 from prober.matrix.trial_json import dump_trial, load_trial
 from prober.records import Bracket, Combination, CompileState, NotReady, Outcome, Source, Status, Trial, Verify
 
@@ -31,14 +31,23 @@ def test_a_line_of_another_version_is_read() -> None:
     plain = json.loads(dump_trial(trial))
     plain["verdict"]["figures"]["colour"] = "green"
     plain["later"] = 1
+    plain["seconds"] = 12  # whole, as other writers of JSON put it
     del plain["leaked_mib"], plain["length"], plain["verdict"]["figures"]["block_size"]
     read = load_trial(json.dumps(plain))
-    assert read.length is None
+    assert (read.length, read.seconds) == (None, 12.0)
     assert read.verdict.figures.available_gib == 1.5
 
 
 @pytest.mark.parametrize(
-    "line", ["", "{}", "[]", "null", "1", '{"id": 1}', "{" * 5000, dump_trial(a_trial()).replace("fits", "new")]
+    "line",
+    [
+        *("", "{}", "[]", "null", "1", '{"id": 1}', "{" * 5000),
+        dump_trial(a_trial()).replace("fits", "new"),
+        dump_trial(a_trial()).replace("00:00:00Z", "00:00:00"),
+        dump_trial(a_trial()).replace('"seconds":12.5', '"seconds":-1.0'),
+        dump_trial(a_trial()).replace('"seconds":12.5', '"seconds":null'),
+        dump_trial(a_trial(3968)).replace('"length":3968', '"length":-3968'),
+    ],
 )
 def test_what_is_no_trial_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
@@ -230,3 +239,36 @@ def test_compile_state_and_machine_are_part_of_what_a_row_is_about(tmp_path: Pat
     store = Store(tmp_path)
     store.put([a_row(), a_row(compile_state=CompileState.WARM), a_row(machine="m2"), a_row(vllm_version="0.29.0")])
     assert len(store.rows()) == 4
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.trials_path.mkdir()
+    with pytest.raises(NotReady, match=r"trials\.jsonl cannot be read: Is a directory"):
+        store.trials()
+    store.matrix_path.mkdir()
+    with pytest.raises(NotReady, match=r"matrix\.csv cannot be read: Is a directory"):
+        store.rows()
+    store.matrix_path.rmdir()
+    store.matrix_path.write_bytes(HEADER_LINE.encode() + b"\xff\n")
+    with pytest.raises(NotReady, match=r"is not UTF-8 text: restore it from git"):
+        store.rows()
+
+
+def test_a_second_header_and_empty_lines_are_no_rows(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put([a_row()])
+    store.matrix_path.write_text(store.matrix_path.read_text() + "\n" + HEADER_LINE)
+    assert store.rows() == [a_row()]
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"), [("max_model_len", "-1"), ("max_model_len", "9" * 30), ("kv_cache_gib", "nan")]
+)
+def test_a_number_that_none_could_be_is_refused(name: str, cell: str) -> None:
+    cells = to_cells(a_row())
+    cells[HEADER.index(name)] = cell
+    with pytest.raises(UnreadableRow, match=f"The column {name} does not allow"):
+        from_cells(cells)
+    with pytest.raises(UnreadableRow, match="cells where"):
+        from_cells(cells[:-1])
