@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,3 +53,21 @@ def test_help_names_the_exit_codes(tmp_path: Path) -> None:
     assert done.returncode == 0
     for word in ("--dry-run", "--bisect-version", "Exit codes: 0 fine, 1 "):
         assert word in done.stdout
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra `fleet` is not installed")
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("127.0.0.1:1", "Connection refused"),
+        ("no-such-host.invalid:6379", "Name or service not known|Temporary failure in name resolution"),
+        ("elsewhere", ".+"),  # what Ray says
+    ],
+)
+def test_a_cluster_that_is_not_there_is_one_sentence_and_no_fallen_ceiling(
+    tmp_path: Path, address: str, why: str
+) -> None:
+    done = run(DRIVER, tmp_path, PLAN, "--dry-run", "--address", address)
+    assert done.returncode == 3, done.stderr  # Ray itself would end the command with 1
+    assert re.match(f"prober: there is no Ray cluster at {address}: ({why})", done.stderr.splitlines()[-1])
+    assert "Traceback" not in done.stderr

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ POLL_SECONDS = 0.5
 SURVEY_SECONDS = 180.0
 MAKE_SECONDS = 7200.0
 END_SECONDS = 45.0  # for cancelled searches to end what they had started
+CONNECT_SECONDS = 10.0
 MIB = 2**20
 # Ray would kill the supervisor of a trial with its worker; left alive, it ends the trial's whole tree.
 WORKER_ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "false"}
@@ -47,6 +49,7 @@ class RayFleet(Executor):
         self._signals = _Signals()
         os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", **(LOCAL_ENVIRONMENT if address == LOCAL else {})})
         ray = self._ray = _ray()
+        _refuse_silence(address or os.environ.get("RAY_ADDRESS") or "auto")
         try:
             ray.init(
                 address=address or "auto",
@@ -237,6 +240,17 @@ def _as_ray_says(node: Mapping[str, Any]) -> FleetNode:
         accelerator=accelerator,
         host_memory_mib=None if memory is None else int(memory) // MIB,
     )
+
+
+def _refuse_silence(address: str) -> None:
+    """Raise NotReady where nobody listens at HOST:PORT: Ray would end the command, with 1 for a fallen ceiling."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():  # auto, local, ray://HOST:PORT
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise NotReady(f"there is no Ray cluster at {address}: {error.strerror or error}") from error
 
 
 def _silent(node: FleetNode, seconds: float) -> FleetNode:
