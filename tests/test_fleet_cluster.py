@@ -233,3 +233,30 @@ def test_gpus_are_kept_busy(cluster: FleetCluster, tmp_path: Path) -> None:
     utilisation = told["slept"] / told["gpus"] / told["wall"]
     print(f"{utilisation:.1%} busy")
     assert utilisation >= 0.9
+
+
+def an_engine(folder: Path, version: str, kv_blocks: int) -> Path:
+    """An interpreter that has the fake vLLM of this version, whatever its environment says."""
+    scenario = replace(THREE_LAUNCHES, version=version, kv_blocks=kv_blocks)
+    exports = make_engine(folder / version, scenario).environment
+    python = folder / version / "python"
+    lines = "".join(f"export {name}='{value}'\n" for name, value in exports.items())
+    python.write_text(f'#!/bin/sh\n{lines}exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_first_bad_version_is_found_on_the_cluster(cluster: FleetCluster, tmp_path: Path, form: str) -> None:
+    blocks = {"0.30.0": 8, "0.31.0": 6, "0.32.0": 6}
+    engines = "".join(f'[[engine]]\npython = "{an_engine(tmp_path, *one)}"\n' for one in blocks.items())
+    model = write_model(tmp_path / "model", 2048)
+    (tmp_path / "plan.toml").write_text(f'{engines}[[model]]\nname = "{model}"\ngpus = "H100"\nhost_memory_gib = 4\n')
+    words = ["plan.toml", "--bisect-version", str(model), "0.30.0", "0.32.0"]
+    code, answer, progress = cluster.drive(*words, *(["--json"] if form == "json" else []), cwd=tmp_path)
+    assert code == 0, progress
+    if form == "json":
+        assert json.loads(answer) == {"version": "0.31.0", "last_good": "0.30.0", "untold": []}
+    else:
+        assert answer == "The first bad version is 0.31.0; 0.30.0 is good.\n"
+    assert {(row["vllm_version"], row["status"]) for row in rows_of(tmp_path)} == {(v, "exact") for v in blocks}
