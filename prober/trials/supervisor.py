@@ -51,7 +51,7 @@ def main() -> None:
 def start(command: list[str], log_path: str) -> subprocess.Popen[bytes]:
     """Start the command in its own group; it dies with us and is the kernel's first choice when memory is out."""
 
-    def before_exec() -> None:
+    def before_exec() -> None:  # pragma: no cover  # between fork and exec nothing is measured
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("1000")
