@@ -95,6 +95,8 @@ def test_health_fails_for_ever(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stage", ["config", "load", "kv_cache", "capture", "ready"])
 def test_hang_stays_in_its_stage(stage: str, tmp_path: Path) -> None:
     with started(tmp_path, Scenario(faults=(Fault(FaultKind.HANG, stage),)), *length_flag(64)) as run:
+        if stage == "ready":
+            wait_until(lambda: "Graph capturing finished" in run.log, what="everything before the stage")
         with pytest.raises(subprocess.TimeoutExpired):
             run.process.wait(0.3)
         assert "Application startup complete." not in run.log
