@@ -62,6 +62,11 @@ def test_a_fallen_ceiling_is_proven_again_before_it_is_a_regression() -> None:
     assert exit_code([again]) is ExitCode.REGRESSION
 
 
+def test_a_fall_under_another_environment_is_seen_as_one() -> None:
+    """Rows of before the column, and a node that got a variable: still the same cell."""
+    assert one(answered(max_model_len=2000, environment="NCCL_P2P_DISABLE=1"), [OLD]).kind is Kind.SHORTER
+
+
 def test_a_ceiling_that_stands_up_again_is_fine() -> None:
     again = one(answered(max_model_len=3000), [OLD], again=answered(max_model_len=4000))
     assert (again.kind, exit_code([again])) == (None, ExitCode.FINE)

@@ -137,6 +137,8 @@ def test_fresh_rows_spare_their_cells() -> None:
         {"other_flags": "--max-num-seqs 8"},
         {"kv_cache_dtype": "fp8"},
         {"model": "Qwen/Qwen3-4B"},
+        {"reserve_mib": 1024},
+        {"environment": "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"},
     ],
 )
 def test_a_row_of_something_else_is_not_fresh(changes: dict[str, Any]) -> None:

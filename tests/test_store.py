@@ -11,7 +11,7 @@ from row_makers import a_ceiling, a_row, a_trial, record, trials
 
 from prober.matrix.ceiling_row import public_model, row_of
 from prober.matrix.lookup import Question, look_up
-from prober.matrix.public_text import public_flags, public_text
+from prober.matrix.public_text import public_environment, public_flags, public_text
 from prober.matrix.schema import HEADER, CeilingKind, UnreadableRow, from_cells, to_cells
 from prober.matrix.store import Store
 from prober.matrix.table import HEADER_LINE, ForeignMatrix
@@ -272,3 +272,13 @@ def test_a_number_that_none_could_be_is_refused(name: str, cell: str) -> None:
         from_cells(cells)
     with pytest.raises(UnreadableRow, match="cells where"):
         from_cells(cells[:-1])
+
+
+def test_of_the_environment_what_changes_a_ceiling_is_kept_and_no_place() -> None:
+    settings = (
+        *("VLLM_CPU_KVCACHE_SPACE=4", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "NCCL_SOCKET_IFNAME=eth0"),
+        *("VLLM_HOST_IP=10.1.2.3", "CUDA_HOME=/usr/local/cuda", "VLLM_USE_V1=0", "VLLM_PLUGINS=a b", "VLLM_PORT=1"),
+    )
+    assert public_environment(settings) == (
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True VLLM_CPU_KVCACHE_SPACE=4 'VLLM_PLUGINS=***' VLLM_USE_V1=0"
+    )

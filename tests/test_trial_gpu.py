@@ -73,7 +73,8 @@ class Box:
         return (self.folder / name).read_text()
 
     def trials(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "results" / "trials.jsonl").read_text().splitlines()]
+        recorded = self.folder / "results" / "trials.jsonl"
+        return [json.loads(line) for line in recorded.read_text().splitlines()] if recorded.exists() else []
 
 
 @pytest.fixture
@@ -152,7 +153,7 @@ def test_a_cell_that_needs_more_gpus_than_there_are_is_closed_and_the_others_mea
     code, out, _ = box.probe(engine := box.engine(), "--tp", "1,2")
     assert code == 1
     assert len(engine.launches()) == 3
-    assert "this machine has 1 GPU, --tp 2 needs 2" in out
+    assert "2 GPUs are needed, and this machine has 1" in out
     rows = {row.tensor_parallel_size: row.status for row in Store(box.folder / "results").rows()}
     assert rows == {1: "exact", 2: "bad_config"}
     code, out, err = box.probe(engine, "--tp", "2")
@@ -217,6 +218,23 @@ def test_refusal_beside_a_newcomer_says_nothing_about_the_length(box: Box) -> No
     assert "To serve at least one request" in second["verdict"]["evidence"]
     assert second["leaked_mib"] == 0
     assert ANSWER in box.said("out")
+
+
+def test_memory_that_a_newcomer_holds_is_no_reserve_of_ours(box: Box) -> None:
+    """It would read as "leaves too little free", and send the search down."""
+    engine = box.engine(stage_seconds={"ready": 4.0})
+    with box.probing(engine, "--reserve-mib", "12000", "--high", "256") as prober:
+        wait_until(lambda: engine.launches() and holders(box, engine.launches()[0]), what="the first launch")
+        with neighbour(box):
+            wait_until(lambda: len(box.trials()) == 1, what="its verdict")
+        assert prober.wait(60) == 0
+    assert [(trial["length"], trial["least_free_mib"]) for trial in box.trials()] == [(256, None), (256, FREE_MIB)]
+
+
+def test_a_mistake_in_the_gpus_is_told_at_once_and_no_row_of_the_matrix(box: Box) -> None:
+    code, out, err = box.probe(engine := box.engine(), "--tp", "1,2", "--gpus", "7")
+    assert (code, out, engine.launches()) == (2, "", ()), err
+    assert not (box.folder / "results" / "matrix.csv").exists()
 
 
 LEAKING = """
