@@ -39,8 +39,9 @@ def test_what_the_log_does_not_say_is_asked_for_by_flag() -> None:
     assert "--model-revision" in unknown(import_row(verdict, Told(gpu="Acme 24"), "1.0"))
     told = Told(gpu="Acme 24", model_revision="abc")
     assert "--model-revision" not in unknown(import_row(verdict, told, "1.0"))
-    with pytest.raises(UsageError, match="--gpu"):
-        import_row(verdict, Told(), "1.0")
+    for gpu in (None, "", " "):
+        with pytest.raises(UsageError, match="--gpu"):
+            import_row(verdict, Told(gpu=gpu), "1.0")
 
 
 def test_what_the_person_says_outweighs_the_log() -> None:

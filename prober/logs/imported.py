@@ -67,17 +67,18 @@ def unknown(row: Row) -> tuple[str, ...]:
 
 
 def _what_was_asked(figures: Figures, told: Told) -> Row:
-    model = told.model or figures.model
-    if model is None:
+    model = (told.model or figures.model or "").strip()
+    if not model:
         raise UsageError("The log does not name the model; say it with --model.")
-    if told.gpu is None:
+    gpu = (told.gpu or "").strip()
+    if not gpu:
         raise UsageError("A log does not name the device it ran on; say it with --gpu.")
     tensor = told.tensor_parallel_size or figures.tensor_parallel_size
     pipeline = told.pipeline_parallel_size or figures.pipeline_parallel_size
     return Row(
         model=public_model(model),
         model_revision=told.model_revision,
-        gpu=told.gpu,
+        gpu=gpu,
         gpu_memory_mib=told.gpu_memory_mib,
         gpu_count=tensor * pipeline if tensor and pipeline else None,
         tensor_parallel_size=tensor,
