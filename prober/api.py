@@ -1,6 +1,6 @@
 """The Python API: look up a ceiling, read the matrix, measure one. ``import prober`` offers these three lazily.
 
-    answer = prober.matrix.lookup("Qwen3-8B", gpu="L4")
+    answer = prober.lookup("Qwen3-8B", gpu="L4")
     frame = prober.read_matrix()
     ceiling = prober.probe("Qwen/Qwen3-8B", tensor_parallel_size=2)
 

@@ -258,7 +258,7 @@ class _Known:
     def _towards_the_top(self) -> Iterator[tuple[int | None, str]]:
         top = self.top
         if top not in self.untriable:
-            yield top, "the model's own limit" if top is None else "the longest allowed"
+            yield top, "the longest that may serve" if top is None else "the longest allowed"
         else:
             serves = self.serves or 0
             for length in (max(self.low, FIRST_FROM_BELOW, 2 * serves), serves * 3 // 2, self.low):

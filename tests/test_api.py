@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -98,3 +99,8 @@ print(prober.read_matrix()["max_model_len"].tolist())
     told = run_python(script, tmp_path, engine.environment | {"ENGINE_PYTHON": sys.executable})
     assert told.splitlines() == ["3968 exact [131072, 3968, 3969]", "[3968]"]
     assert engine.alive() == ()
+
+
+def test_the_calls_that_its_own_page_shows_exist() -> None:
+    shown = re.findall(r"= prober\.([\w.]+)\(", api.__doc__ or "")
+    assert shown == ["lookup", "read_matrix", "probe"]
