@@ -2,7 +2,7 @@
 # make probe MODEL=Qwen/Qwen3-8B TP=1 ARGS="--gpu-memory-utilization 0.9 -- --kv-cache-dtype fp8"
 # make test              every check and test, the real engine included
 # make coverage          the share of prober/ that the tests run, child processes included
-# make test-fast         one to three minutes: neither the real engine nor the slow tests
+# make test-fast         a few minutes: neither the real engine nor the slow tests
 
 PYTHON ?= python3
 ENGINE_PYTHON ?= .venv-engine/bin/python
