@@ -21,3 +21,7 @@ def __getattr__(name: str) -> Any:
     from prober import api
 
     return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_API])

@@ -49,6 +49,7 @@ COMPILED = (Outcome.FITS, Outcome.KV_TOO_SMALL, Outcome.NO_KV_MEMORY)
 OF_CONFIGURATION = (Outcome.BAD_CONFIG, Outcome.OVER_MODEL_LIMIT, Outcome.TOO_SHORT, Outcome.SEQUENCE_SLOTS)
 PREFIX = "prober-trials-"
 SETTLED_SECONDS = 60.0
+LET_PASS_SECONDS = 60.0  # to wait for a busy host, before the next launch
 
 
 @dataclass(slots=True)
@@ -75,6 +76,13 @@ class Station:
             self.baseline = neighbours.wait_until_idle(
                 _everything, uuids, earlier, limit_seconds=self.idle_seconds, report=self.say
             )
+
+    def let_pass(self) -> None:
+        """After a launch that met a busy host: nobody can be seen to leave it, so only time helps. GPUs are watched."""
+        if not self.chosen:
+            seconds = min(LET_PASS_SECONDS, self.idle_seconds)
+            self.say(f"this machine's memory is in use by others: waiting {seconds:.0f} s")
+            time.sleep(seconds)
 
     def at_rest_mib(self) -> int | None:
         """What is in use on the devices now, in MiB; None: not told, or they are not at rest. Waits for nobody."""
@@ -104,7 +112,7 @@ def hold(
     """Lease ``count`` GPUs of one type, or take the CPU where ``device`` says so. Errors: see `devices.choose`."""
     here = gpus.inventory()
     if _is_cpu(engine, device, here):
-        yield Station(engine, _machine(engine, "cpu", (), here), say=say)
+        yield Station(engine, _machine(engine, "cpu", (), here), say=say, idle_seconds=idle_seconds)
         return
     with choose_and_lease(here, count, wanted) as lease:
         yield Station(engine, _machine(engine, "cuda", lease.gpus, here), tuple(lease.gpus), say, idle_seconds)
@@ -157,9 +165,13 @@ def launcher(
     ``settings`` are added to the environment of every trial.
     """
     with private_folder(Path(tempfile.gettempdir())) as folder:
+        was_busy = False
         warm: set[tuple[Combination, int | None]] = set()  # whose compiled code the cache holds
 
         def launch(combination: Combination, length: int | None, tag: str, report: Report) -> Shown:
+            nonlocal was_busy
+            if was_busy:
+                station.let_pass()
             environment = {**station.environment, **(settings or {})}
             setting = Setting(station.engine, combination, verify, limits, folder, environment)
             scrubber = Scrubber(os.environ, secrets_in(combination.other_flags))
@@ -179,6 +191,7 @@ def launcher(
                 _keep(scrubber, log_path(setting, tag), store.log_path(tag))
             leaked = station.leaked_mib()
             verdict = published(unless_held(verdict, leaked), scrubber)
+            was_busy = verdict.outcome is Outcome.DEVICE_BUSY
             return Shown(verdict, exit_status, leaked, lookout.least_free_mib, at_rest)
 
         yield launch

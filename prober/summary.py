@@ -130,6 +130,8 @@ def _why_refused(ceiling: Ceiling) -> str:
 
 def _next_step(ceiling: Ceiling) -> str:
     match ceiling.status:
+        case Status.BAD_CONFIG if any("model weights" in t.verdict.evidence for t in ceiling.trials):
+            return "Without the weights at hand: run again with --dummy-weights, which measures the same."
         case Status.BAD_CONFIG:
             return "Mend the configuration, then run the same command again."
         case Status.DOES_NOT_FIT if any(map(leaves_too_little, ceiling.trials)):

@@ -13,6 +13,7 @@ import pytest
 from fake_engine import Scenario, make_engine, write_model
 from row_makers import a_row
 
+import prober
 from prober import api
 from prober.matrix.answers import Grade
 from prober.matrix.store import Store
@@ -104,3 +105,7 @@ print(prober.read_matrix()["max_model_len"].tolist())
 def test_the_calls_that_its_own_page_shows_exist() -> None:
     shown = re.findall(r"= prober\.([\w.]+)\(", api.__doc__ or "")
     assert shown == ["lookup", "read_matrix", "probe"]
+
+
+def test_the_three_functions_are_listed() -> None:
+    assert {"lookup", "probe", "read_matrix"} <= set(dir(prober))

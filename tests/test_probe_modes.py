@@ -180,3 +180,10 @@ def test_the_time_that_is_left_is_said(fake_probe: Probe) -> None:
     assert "left" not in first
     for line in (second, third):
         assert re.search(r", about \d+ s left$", line), line
+
+
+def test_a_busy_host_is_given_time(fake_probe: Probe) -> None:
+    fault = Fault(FaultKind.DEVICE_BUSY, stage="config", launches=(1,))
+    done, engine = fake_probe(Scenario(kv_blocks=32, block_size=128, faults=(fault,)), "--wait", "1")
+    assert (done.returncode, len(engine.launches())) == (0, 4), done.stderr
+    assert "memory is in use by others: waiting 1 s" in done.stderr
