@@ -15,6 +15,7 @@ from prober import station
 from prober.axes import Axes, combinations, why_impossible
 from prober.checkpoint import is_directory, limit_beyond_default, revision_of
 from prober.controller import Listener, Task, measure
+from prober.launches import launcher
 from prober.margin import recommended
 from prober.matrix.ceiling_row import row_of
 from prober.matrix.schema import CeilingKind, Row
@@ -232,5 +233,5 @@ def _measured(wish: Wish, combination: Combination, engine: Engine, store: Store
             most_seconds=wish.most_seconds,
             pinned=revision_of(combination.model, combination.model_revision),
         )
-        with station.launcher(here, store, wish.verify, wish.limits, added) as launch:
+        with launcher(here, store, wish.verify, wish.limits, added) as launch:
             return measure(task, store, launch, display)

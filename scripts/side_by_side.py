@@ -25,6 +25,7 @@ from pathlib import Path
 from prober import station
 from prober.controller import Task, measure
 from prober.display import PlainDisplay
+from prober.launches import launcher
 from prober.matrix.store import Store
 from prober.records import Combination, CompileState, Outcome, Verify
 from prober.search import LOWEST
@@ -120,7 +121,7 @@ def ours(starter: Starter) -> int | None:
     with tempfile.TemporaryDirectory() as folder, station.hold(starter.engine, "cpu", 1, None, print, 600) as here:
         store = Store(Path(folder))
         task = Task(starter.combination, here.machine)
-        with station.launcher(here, store, Verify.FULL, Limits()) as launch:
+        with launcher(here, store, Verify.FULL, Limits()) as launch:
             display = PlainDisplay(starter.combination, Verify.FULL, print)
             ceiling = measure(task, store, launch, display)
     starter.launches += ceiling.launches

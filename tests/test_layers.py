@@ -34,11 +34,12 @@ LAYERS = {
     """.split(),
     "effects": """
         machine.host machine.ownership machine.devices machine.gpus machine.leases machine.neighbours machine.guard
+        machine.private
         matrix.store
         trials.supervisor trials.launch trials.engine trials.llm_child trials.proof trials.trial
     """.split(),
     "policy": """
-        controller station campaign doctor api
+        controller station launches campaign doctor api
         matrix.lookup matrix.frame
     """.split(),
     "many": """

@@ -9,10 +9,10 @@ import pytest
 
 from prober.controller import combination_key, state_key
 from prober.flags import parse
+from prober.launches import unless_held
 from prober.observe import observe, served_figures, switches
 from prober.records import Combination, Figures, Machine, Outcome, Stage, Trial, UsageError, Verdict, Verify
 from prober.search import Observation, Reading
-from prober.station import unless_held
 
 MACHINE = Machine("GPU", "cuda", "m")
 

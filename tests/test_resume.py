@@ -19,8 +19,8 @@ from bench import PROBER, running_probe
 from fake_engine import FakeEngine, Fault, FaultKind, Scenario, make_engine, wait_until, write_model
 from row_makers import a_row, a_trial
 
+from prober.machine.private import PREFIX, private_folder
 from prober.matrix.store import Store
-from prober.station import PREFIX, private_folder
 
 # Its estimate is wrong, so that the search takes five launches.
 LYING = Scenario(estimate_error=-300)
@@ -76,7 +76,7 @@ def test_killed_at_any_moment_it_goes_on(tmp_path: Path, seed: int) -> None:
     assert_nothing_is_lost_or_doubled(tmp_path, engine, stops, ceiling)
 
 
-@pytest.mark.parametrize("moment", range(1, 6))
+@pytest.mark.parametrize("moment", range(1, 5))
 def test_killed_in_any_step_it_goes_on(tmp_path: Path, moment: int) -> None:
     """Right when the launch of that number has begun, or its line has just been written."""
     engine = make_engine(tmp_path / "engine", LYING)

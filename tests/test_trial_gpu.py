@@ -245,7 +245,8 @@ from prober.display import PlainDisplay
 from prober.trials.engine import Engine
 from prober.trials.patience import Limits
 from prober.records import Combination, NotReady, Verify
-from prober.station import hold, launcher
+from prober.launches import launcher
+from prober.station import hold
 from prober.matrix.store import Store
 
 model, results = sys.argv[1:]

@@ -21,7 +21,9 @@ from prober.fleet.carry import split, still_guiding
 from prober.fleet.cells import FleetNode
 from prober.fleet.jobs import Answer, End, Job, Known, Streamed
 from prober.fleet.plan import EngineWish
+from prober.launches import launcher
 from prober.machine import gpus, host, neighbours
+from prober.machine.private import private_folder
 from prober.matrix.schema import Row
 from prober.matrix.store import Store
 from prober.observe import observe
@@ -69,9 +71,9 @@ def _answer(job: Job, emit: Emit) -> Answer:
     with station.hold(engine, device, job.cell.gpus, None, lambda _: None, job.wait_seconds) as here:
         if here.machine.gpu != job.cell.gpu:
             return Answer(End.NOT_READY, f"the GPU is a {here.machine.gpu}, not a {job.cell.gpu}")
-        with station.private_folder(Path(tempfile.gettempdir())) as folder:
+        with private_folder(Path(tempfile.gettempdir())) as folder:
             search_here = Search(job, here.machine, folder, emit)
-            with station.launcher(here, search_here.store, job.verify, Limits()) as launch:
+            with launcher(here, search_here.store, job.verify, Limits()) as launch:
                 return search_here.run(launch)
 
 
