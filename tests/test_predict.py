@@ -145,5 +145,5 @@ def test_another_utilization_tells_how_blocks_grow_with_the_ranks() -> None:
 @pytest.mark.parametrize("unknown", ["num_gpu_blocks", "block_size"])
 def test_without_blocks_and_their_size_no_neighbour_counts(unknown: str) -> None:
     half: dict[str, Any] = {"num_gpu_blocks": 400, "block_size": 16} | {unknown: None}
-    rows = [row(5000, 0.8, measured_at="2026-01-02", **half), row(6000, 0.9, measured_at="2026-01-01", **half)]
-    assert known(*rows, utilization=0.85) == (5000,)
+    rows = [row(5000, 0.8, measured_at="2026-01-01", **half), row(6000, 0.9, measured_at="2026-01-02", **half)]
+    assert known(*rows, utilization=0.84) == (6000,), "the newest, not the nearest"

@@ -131,7 +131,7 @@ class Reader:
 
     def _begin(self) -> None:
         ended = self.verdict()
-        self._earlier = ended if ended.outcome not in (Outcome.READY, Outcome.UNFINISHED) else None
+        self._earlier = None if ended.outcome is Outcome.READY else ended
         self._start = Start()
         self._seen.clear()
 
