@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from prober.logs.estimates import version
 from prober.records import Figures, Outcome, Stage, Trial, Verdict, Verify
 from prober.search import Observation, Reading
 
+RESERVES_SINCE = (0, 29)  # from here on the check at start-up counts the null block
 PROVES = {Verify.NONE: 0, Verify.SHORT: 1, Verify.FULL: 2}
 
 
@@ -111,7 +113,10 @@ def _from_blocks(figures: Figures, has_served: bool) -> tuple[int, ...]:
             return (counted,)
         shorter = (-(-length // figures.block_size) - 1) * figures.block_size  # the null block is not counted
         return (shorter + 1, shorter) if shorter > 0 else ()
-    lengths = (usable, usable + 1, whole) if has_served else (usable + 1, usable)
+    edge = (usable + 1, usable)
+    if has_served and (version(figures) or RESERVES_SINCE) >= RESERVES_SINCE:
+        edge = (usable, usable + 1)
+    lengths = (*edge, whole) if has_served else edge
     return tuple(length for length in lengths if length > 1)
 
 

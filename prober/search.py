@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import chain
 
 from prober.records import Bracket, Status
 
@@ -247,13 +246,23 @@ class _Known:
 
     def _guesses(self) -> Iterator[tuple[int, str]]:
         """Lengths that are expected as the ceiling. One that is shorter than what is asked for means the lower end."""
-        for hint in chain.from_iterable(self.hints):
-            if hint == self.serves:
-                yield hint + 1, f"one token more than {hint:,}, which served"
-            else:
-                yield max(hint, self.space.low), "the expected ceiling"
+        for hints in filter(None, map(self._inside, self.hints)):
+            if self._left() == self._needed(self.lo) + 1:
+                # The last guess that may miss: from above it closes the bracket, if the hints are near the truth.
+                yield max(hints) + 1, f"one token more than the expected {max(hints):,}"
+            for hint in hints:
+                if hint == self.serves:
+                    yield hint + 1, f"one token more than {hint:,}, which served"
+                else:
+                    yield hint, "the expected ceiling"
         if self.block and self.serves is not None and any(self.serves - 1 in hints for hints in self.hints):
             yield (self.lo // self.block + 1) * self.block, "one block more: the expected ceiling was too low"
+
+    def _inside(self, hints: tuple[int, ...]) -> list[int]:
+        """One observation's hints that are open, or served last; what is too short means "low" until that served."""
+        least = self.space.low if self.serves is None else 0
+        asked = [max(hint, least) for hint in hints]
+        return [hint for hint in asked if self.lo <= hint and (self.hi is None or hint < self.hi)]
 
     def _towards_the_top(self) -> Iterator[tuple[int | None, str]]:
         top = self.top

@@ -249,3 +249,8 @@ def test_free_memory_that_nobody_told_proves_no_reserve() -> None:
 
 def test_a_length_that_is_too_short_is_its_own_reading() -> None:
     assert reading(trial(Outcome.TOO_SHORT, Stage.CONFIG)) is Reading.TOO_SHORT
+
+
+def test_a_version_that_forgets_the_null_block_serves_one_token_more() -> None:
+    older = trial(Outcome.FITS, gpu_blocks=32, block_size=128, vllm_version="0.28.0")
+    assert seen(older).hints == (3969, 3968, 4096)

@@ -32,6 +32,7 @@ class Machine:
     blocks: Callable[[int, int], int]  # length, launch -> KV blocks of that start
     is_reserved: bool = True
     switches: tuple[int, ...] = ()
+    tells_estimate: bool = True  # False: 0.7.0 to 0.9.0, where a refusal holds rounded GiB only
     checks: float = 1.0  # the share of the need that start-up looks at (0.14 to 0.18: one group of a hybrid)
     launches: int = 0
 
@@ -60,9 +61,16 @@ class Machine:
         if not self.starts(length, self.launches):
             estimate = int((blocks - self.is_reserved) / self.checks) * self.block
             outcome = Outcome.KV_TOO_SMALL if estimate > 0 else Outcome.NO_KV_MEMORY
-            verdict = Verdict(outcome, Stage.KV_CACHE, figures=Figures(length, estimated_max_len=min(estimate, length)))
+            figures = Figures(length, estimated_max_len=min(estimate, length))
+            if not self.tells_estimate:
+                needed, available = (round(tokens / 8192, 2) for tokens in (length, blocks * self.block))
+                figures = Figures(length, needed_gib=needed, available_gib=available)
+            verdict = Verdict(outcome, Stage.KV_CACHE, figures=figures)
         else:
-            figures = Figures(requested_max_model_len=length, block_size=self.block, gpu_blocks=blocks)
+            version = None if self.tells_estimate else "0.8.5"
+            figures = Figures(
+                requested_max_model_len=length, block_size=self.block, gpu_blocks=blocks, vllm_version=version
+            )
             outcome = Outcome.FITS if self.serves(length, self.launches) else Outcome.UNSERVABLE
             verdict = Verdict(outcome, Stage.SERVE, figures=figures)
         return Trial(str(self.launches), "c", "s", length, asked is None, Verify.FULL, verdict, 1.0, "2026-01-01")
@@ -89,6 +97,12 @@ def plain(chance: random.Random) -> Machine:
 def unreserved(chance: random.Random) -> Machine:
     machine = plain(chance)
     machine.is_reserved = False
+    return machine
+
+
+def without_estimate(chance: random.Random) -> Machine:
+    machine = unreserved(chance)
+    machine.tells_estimate = False
     return machine
 
 
@@ -126,7 +140,7 @@ def unequal_stages(chance: random.Random) -> Machine:
     return machine
 
 
-STABLE = [plain, unreserved, follows_length, two_regimes, group_check, unequal_stages]
+STABLE = [plain, unreserved, without_estimate, follows_length, two_regimes, group_check, unequal_stages]
 
 
 def test_stable_truth_is_found_exactly_and_cheaply() -> None:
