@@ -330,6 +330,21 @@ def test_after_three_guesses_the_unknown_top_is_asked_for() -> None:
     assert step(near, served(100_000), served(100_001), served(101_000)).length == 101_001, "the rest is short by now"
 
 
+@pytest.mark.parametrize("ceiling", [1008, 1009, 1024])
+def test_guesses_that_are_each_a_little_short_end_above_the_truth(ceiling: int) -> None:
+    """A refusal tells the memory alone, a start its blocks: 983, then 1,008 to 1,024. From above few launches are left.
+
+    Were the last guess that may miss one that serves, all the way to the top would remain to be halved.
+    """
+
+    def hint(length: int) -> tuple[int, ...]:
+        return (983,) if length > 1025 else (1008, 1009, 1024)
+
+    done, seen = search(engine_with(ceiling, LIMIT, hint, 16), Space())
+    assert done.bracket == Bracket(ceiling, ceiling + 1)
+    assert len(seen) <= 8, [o.length for o in seen]
+
+
 def test_hint_that_nothing_fits_is_forgotten_once_something_served() -> None:
     assert step(Space(), refused(LIMIT, 0, limit=LIMIT)).length == 16
     assert step(Space(), refused(LIMIT, 0, limit=LIMIT), served(16)).length == (16 + LIMIT) // 2
