@@ -30,9 +30,10 @@ __all__ = [
 
 _SAME = ("dtype", "quantization", "kv_cache_dtype", "entrypoint", "compile_state")
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
-_combination = itemgetter(*(POSITION[name] for name in KEY if name != "machine"))
+# The combination, and who says so: only reported rows have an address.
+_about = itemgetter(*(POSITION[name] for name in ("source", "source_url", *KEY) if name != "machine"))
 _PROVEN, _STARTS, _STATUS = POSITION["max_model_len"], POSITION["starts_max_model_len"], POSITION["status"]
-_SOURCE, _SOURCE_URL, _MACHINE = POSITION["source"], POSITION["source_url"], POSITION["machine"]
+_MACHINE = POSITION["machine"]
 _MODEL, _VERSION = POSITION["model"], POSITION["vllm_version"]
 _MEMORY, _COUNT = POSITION["gpu_memory_mib"], POSITION["gpu_count"]
 MOST_OF_NEED = 50  # answers to --need that are shown: the cheapest of what is proven
@@ -128,8 +129,8 @@ class _Group:
 
     def __init__(self, cells: Cells) -> None:
         self.lowest, self.lowness = cells, _lowness(cells)
-        self.highest: int | None = None
-        self.machines: set[str] = set()
+        self.highest = _tokens(cells[_PROVEN]) if cells[_PROVEN] else None
+        self.machines = {cells[_MACHINE]}
 
     def add(self, cells: Cells) -> None:
         self.machines.add(cells[_MACHINE])
@@ -143,12 +144,12 @@ class _Group:
 def _grouped(candidates: Iterable[Cells]) -> Iterable[_Group]:
     groups: dict[tuple[str, ...], _Group] = {}
     for cells in candidates:
-        reported = cells[_SOURCE_URL] if cells[_SOURCE] == Source.REPORTED else ""
-        key = (cells[_SOURCE], reported, *_combination(cells))
-        group = groups.get(key)
+        about = _about(cells)
+        group = groups.get(about)
         if group is None:
-            group = groups[key] = _Group(cells)
-        group.add(cells)
+            groups[about] = _Group(cells)
+        else:
+            group.add(cells)
     return groups.values()
 
 
