@@ -19,6 +19,7 @@ from prober.launches import launcher
 from prober.margin import recommended
 from prober.matrix.ceiling_row import row_of
 from prober.matrix.schema import CeilingKind, Row
+from prober.matrix.serve_flags import BEYOND_LIMIT
 from prober.matrix.store import Store
 from prober.matrix.table import row_key
 from prober.predict import known_lengths
@@ -44,9 +45,7 @@ KNOWN_LAUNCHES = 2
 QUICK_LAUNCHES = 1
 BISECT_LAUNCHES = 16
 DUMMY_WEIGHTS = ("--load-format", "dummy")
-# vLLM's own switch for lengths beyond the model's limit (envs.py).
-BEYOND_LIMIT = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
-BEYOND_LIMIT_NOTE = "beyond the model's own limit its answers may be wrong: VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
+BEYOND_LIMIT_NOTE = f"beyond the model's own limit its answers may be wrong: {BEYOND_LIMIT}=1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +143,17 @@ def _expected(wish: Wish, combination: Combination, is_known: bool) -> int:
     return 2 * usual if combination.compile_state is CompileState.WARM else usual
 
 
-def _unlimited() -> None:
-    """Nothing but --high ends lengths beyond the model's limit."""
-
-
 def _why_never(wish: Wish, engine: Engine, combination: Combination, cells: int) -> str | None:
     """Why no launch can help this cell. Too few GPUs closes one of several cells; of a single one it is a mistake."""
     impossible = why_impossible(combination)
     if impossible or cells == 1:
         return impossible
     return station.why_never(engine, wish.device, _gpus(combination), _wanted(wish))
+
+
+def _added(wish: Wish) -> dict[str, str]:
+    """What the wish adds to the environment of each trial."""
+    return {BEYOND_LIMIT: "1"} if wish.is_beyond_limit else {}
 
 
 def _gpus(combination: Combination) -> int:
@@ -167,9 +167,9 @@ def _wanted(wish: Wish) -> list[str] | None:
 def _refuse_unknown(wish: Wish, cells: Iterable[Combination], rows: Iterable[Row], here: Machine) -> None:
     """To certify is to prove the very same row anew: this combination, version and machine."""
     known = {row_key(row) for row in rows if row.max_model_len is not None}
-    added = settings(BEYOND_LIMIT if wish.is_beyond_limit else {})
+    around = settings(_added(wish))
     for combination in cells:
-        asked = replace(_closed(combination, here, ""), settings=added, reserve_mib=wish.reserve_mib)
+        asked = replace(_closed(combination, here, ""), settings=around, reserve_mib=wish.reserve_mib)
         if row_key(row_as_written(asked)) not in known:
             raise UsageError(f"There is no row of {combination.model} on {here.gpu} to certify: leave --certify out.")
 
@@ -184,9 +184,8 @@ def row_as_written(ceiling: Ceiling) -> Row:
     """The row of a measured ceiling, with what the files at hand and the rules of thumb add to it."""
     combination, advised = ceiling.combination, recommended(ceiling)
     has_dummy_weights = any(pair == DUMMY_WEIGHTS for pair in itertools.pairwise(combination.other_flags))
-    [switch] = BEYOND_LIMIT
     values = dict(setting.split("=", 1) for setting in ceiling.settings)
-    is_beyond_limit = values.get(switch, "").lower() in ("1", "true")  # as vLLM reads it
+    is_beyond_limit = values.get(BEYOND_LIMIT, "").lower() in ("1", "true")  # as vLLM reads it
     fewer = ceiling.lowered_sequences
     lowered = f"max_num_seqs lowered to {fewer}, as vLLM asks: so many requests run at once, and no more"
     notes = [("dummy weights", has_dummy_weights), (BEYOND_LIMIT_NOTE, is_beyond_limit), (lowered, fewer is not None)]
@@ -207,10 +206,8 @@ def _is_ended_by_batch(ceiling: Ceiling) -> bool:
 
 
 def _measured(wish: Wish, combination: Combination, engine: Engine, store: Store, display: Display) -> Ceiling:
-    limit_of: Callable[[], int | None] = partial(limit_beyond_default, combination.model, combination.model_revision)
-    if wish.is_beyond_limit:
-        limit_of = partial(lambda: None)
-    added = BEYOND_LIMIT if wish.is_beyond_limit else {}
+    known_limit = partial(limit_beyond_default, combination.model, combination.model_revision)
+    added = _added(wish)
     count = _gpus(combination)
     with station.hold(engine, wish.device, count, _wanted(wish), display.say, wish.wait_seconds) as here:
         at_rest = here.at_rest_mib()
@@ -223,7 +220,7 @@ def _measured(wish: Wish, combination: Combination, engine: Engine, store: Store
             low=wish.low,
             high=wish.high,
             is_fresh=wish.is_fresh or wish.is_certifying or wish.strategy is Strategy.BISECT,
-            limit_of=limit_of,
+            limit_of=(lambda: None) if wish.is_beyond_limit else known_limit,
             settings=settings(added),
             strategy=wish.strategy,
             is_beyond_limit=wish.is_beyond_limit,

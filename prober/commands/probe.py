@@ -75,7 +75,7 @@ def compile_states(context: click.Context, parameter: click.Parameter, text: str
 def finite(context: click.Context, parameter: click.Parameter, number: float | None) -> float | None:
     """Refuse what is a float and no number: nan, and an endless wait."""
     if number is not None and not math.isfinite(number):
-        raise click.BadParameter(f"{number} is no number of them", context, parameter)
+        raise click.BadParameter(f"{number} is not a finite number", context, parameter)
     return number
 
 
@@ -173,9 +173,7 @@ def default_python() -> Path:
 @click.option("--enforce-eager", is_flag=True, help="The same as --compile eager.")
 @click.option("--dummy-weights", is_flag=True, help="Random weights: nothing is downloaded but the configuration.")
 @click.option("--plan", "only_plan", is_flag=True, help="Say what would be measured; start nothing.")
-@click.option(
-    "--quick", is_flag=True, help="One launch: end at the first length that serves, without the refusal above."
-)
+@click.option("--quick", is_flag=True, help="One launch as a rule: what vLLM chooses, proven; nothing above is tried.")
 @click.option("--certify", is_flag=True, help="Prove a row of the results anew: 2 launches while it still holds.")
 @click.option(
     "--strategy",

@@ -11,7 +11,7 @@ import shlex
 from prober.matrix.schema import Row
 from prober.records import CompileState, ProberError
 
-BEYOND_LIMIT = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+BEYOND_LIMIT = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"  # vLLM's own switch (envs.py)
 
 
 class Unproven(ProberError):
