@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prober.matrix.answers import Answer, Question
 from prober.records import Bracket, Ceiling, CompileState, Entrypoint, Stage, Trial, Verify
+from prober.results.query import LookupResult, Query
 
 if TYPE_CHECKING:
     import pandas
 
-    from prober.search import Try
+    from prober.search.next_length import Try
 
 
 def lookup(
@@ -43,16 +43,16 @@ def lookup(
     max_num_batched_tokens: int | None = None,
     need: int | None = None,
     concurrency: int | None = None,
-) -> Answer:
+) -> LookupResult:
     """Say what is known, offline. What is ``None`` is left open; ``need`` asks what serves so many tokens.
 
     Of the hits the best come first: ``answer.hits[0].row.max_model_len`` is a proven ceiling in tokens, or ``None``
     where ``hits[0].grade`` is only "unproven" or "reported". No hits: ``answer.command`` measures it. A folder without
     a matrix knows nothing; raises ``NotReady`` for a file that is not a matrix.
     """
-    from prober.matrix.lookup import look_up
+    from prober.results.lookup import look_up
 
-    question = Question(
+    question = Query(
         model=model,
         gpu=gpu,
         gpu_memory_mib=gpu_memory_mib,
@@ -78,7 +78,7 @@ def read_matrix(results: Path | str = "results") -> pandas.DataFrame:
 
     No matrix yet: no rows, all columns. Raises ``NotReady`` for a file that is not a matrix.
     """
-    from prober.matrix.frame import read_matrix
+    from prober.results.frame import read_matrix
 
     return read_matrix(results)
 
@@ -108,10 +108,10 @@ def probe(
     ``ceiling.max_model_len``: ``None`` where nothing was proven, and ``ceiling.status`` and ``why`` say the reason.
     Takes minutes. Raises ``UsageError`` for what makes no sense, ``NotReady`` where this machine cannot measure now.
     """
-    from prober.axes import Axes
-    from prober.campaign import Wish
-    from prober.campaign import probe as measured
-    from prober.search import LOWEST
+    from prober.measure.measure import Request
+    from prober.measure.measure import probe as measured
+    from prober.measure.request import Axes
+    from prober.search.next_length import LOWEST
 
     axes = Axes(
         model,
@@ -121,7 +121,7 @@ def probe(
         compile_states=(compile_state,),
         vllm_flags=tuple(vllm_flags),
     )
-    wish = Wish(
+    wish = Request(
         axes=axes,
         python=Path(python or os.environ.get("ENGINE_PYTHON") or sys.executable),
         results=Path(results),

@@ -24,12 +24,12 @@ from typing import Any
 
 from fake_engine import FakeEngine, Fault, FaultKind, Scenario, make_engine, write_model
 
-from prober.machine import gpus
-from prober.machine.devices import MIB, Gpu
-from prober.machine.neighbours import TOLERANCE_BYTES
+from prober.host import nvml
+from prober.host.gpu import MIB, Gpu
+from prober.host.idle import TOLERANCE_BYTES
 
 SECONDS = 280.0
-PROBER = (sys.executable, "-c", "from prober.cli import main; main()")  # it need not be installed
+PROBER = (sys.executable, "-c", "from prober.cli.main import main; main()")  # it need not be installed
 TAKEN_MIB = 2048
 HOLDS = "import sys, time, torch; kept = torch.ones(1 << 30, dtype=torch.uint8, device='cuda:0'); "
 HOLDS += "torch.cuda.synchronize(); print('holding', flush=True); time.sleep(600)"
@@ -61,7 +61,7 @@ class Check:
     until: float
 
     def used_mib(self) -> int:
-        for gpu in gpus.inventory(None).gpus:
+        for gpu in nvml.inventory(None).gpus:
             if gpu.uuid == self.gpu.uuid and gpu.memory_used_bytes is not None:
                 return gpu.memory_used_bytes // MIB
         raise SystemExit("check_gpu: the driver does not say how much memory is used")
@@ -215,7 +215,7 @@ CHECKS = (
 def main() -> int:
     python, seconds = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else SECONDS
     began = time.monotonic()
-    here = gpus.inventory()
+    here = nvml.inventory()
     for gpu in here.gpus:
         used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
         print(f"GPU {gpu.index} {gpu.name}: {used and used // MIB} of {total and total // MIB} MiB, {gpu.uuid}")

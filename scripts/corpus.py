@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from prober.logs.verdict import classify
+from prober.logs.classify import classify
 from prober.records import Outcome, Verdict
 
 CAPACITY = frozenset({Outcome.KV_TOO_SMALL, Outcome.NO_KV_MEMORY, Outcome.DEVICE_OOM, Outcome.UNSERVABLE})

@@ -16,11 +16,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from prober.matrix.public_text import public_text
-from prober.matrix.schema import Row
-from prober.matrix.store import Store
-from prober.matrix.table import row_key
 from prober.records import CompileState, Source
+from prober.results.csv_format import row_key
+from prober.results.schema import Row
+from prober.results.store import Store
+from prober.results.text import public_text
 
 _MODEL = re.compile(r"[\w.\-]+(/[\w.\-]+)?")
 # Refusals that speak of capacity and of nothing else. An out-of-memory in somebody's report may have had a neighbour.

@@ -22,17 +22,17 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from prober import station
-from prober.controller import Task, measure
-from prober.display import PlainDisplay
-from prober.launches import launcher
-from prober.matrix.store import Store
+from prober.cli.progress import PlainDisplay
+from prober.engine.install import Engine, inspect
+from prober.measure import devices
+from prober.measure.monitor import launcher
+from prober.measure.search_loop import Task, measure
 from prober.records import Combination, CompileState, Outcome, Verify
-from prober.search import LOWEST
-from prober.trials.engine import Engine, inspect
-from prober.trials.launch import output_of
-from prober.trials.patience import Limits
-from prober.trials.trial import Setting, attempt
+from prober.results.store import Store
+from prober.search.next_length import LOWEST
+from prober.trial.process import output_of
+from prober.trial.run import TrialContext, attempt
+from prober.trial.timeouts import Limits
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "prober" / "models" / "tiny-llama"
@@ -87,7 +87,7 @@ class Starter:
             compile_state=CompileState.EAGER,
             other_flags=(*self.combination.other_flags, *flags),
         )
-        setting = Setting(self.engine, flagged, verify, Limits(), self.folder, {"CUDA_VISIBLE_DEVICES": ""})
+        setting = TrialContext(self.engine, flagged, verify, Limits(), self.folder, {"CUDA_VISIBLE_DEVICES": ""})
         verdict, _ = attempt(setting, length, f"bench-{time.monotonic_ns()}", lambda *_: None)
         return verdict.outcome, verdict.figures.requested_max_model_len
 
@@ -118,7 +118,7 @@ def auto(starter: Starter) -> int | None:
 
 
 def ours(starter: Starter) -> int | None:
-    with tempfile.TemporaryDirectory() as folder, station.hold(starter.engine, "cpu", 1, None, print, 600) as here:
+    with tempfile.TemporaryDirectory() as folder, devices.hold(starter.engine, "cpu", 1, None, print, 600) as here:
         store = Store(Path(folder))
         task = Task(starter.combination, here.machine)
         with launcher(here, store, Verify.FULL, Limits()) as launch:
@@ -182,7 +182,7 @@ def measured(
         answer = way(starter)
         seconds, launches = time.monotonic() - began, starter.launches
         served = None if answer is None else starter.shows(answer, Verify.FULL)[0] is Outcome.FITS
-    machine = station.machine_of(engine, "cpu")
+    machine = devices.machine_of(engine, "cpu")
     return Result(
         way=name,
         vllm_version=engine.vllm_version,

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from fake_engine import FakeEngine, Scenario, make_engine, write_model
 
-from prober.machine import ownership
-from prober.machine.guard import Guard
+from prober.engine.install import Engine
+from prober.host import processes
 from prober.records import Combination, Entrypoint, Stage, Verdict, Verify
-from prober.trials.engine import Engine
-from prober.trials.patience import Limits
-from prober.trials.trial import Setting, attempt, log_path
+from prober.trial.memory_guard import Guard
+from prober.trial.run import TrialContext, attempt, log_path
+from prober.trial.timeouts import Limits
 
 PROBER = Path(sys.executable).with_name("prober")
 # A trial's end ends whatever carries its tag, anywhere on the machine: beside us other workers run trials of theirs.
@@ -32,7 +32,7 @@ class Bench:
     """A scenario, and how its trials are set up."""
 
     engine: FakeEngine
-    setting: Setting
+    setting: TrialContext
 
     def attempt(
         self,
@@ -76,7 +76,7 @@ def bench(
     work.mkdir()
     installed = Engine(Path(sys.executable), scenario.version, None, is_cpu_build=False)
     devices = {**engine.environment, **(environment or {})}
-    return Bench(engine, Setting(installed, combination, verify, limits, work, devices))
+    return Bench(engine, TrialContext(installed, combination, verify, limits, work, devices))
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def bystander(**environment: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)", "vllm.entrypoints.openai"]
     process = subprocess.Popen(
         command,
-        env={**os.environ, **ownership.tag("another-trial"), **environment},
+        env={**os.environ, **processes.tag("another-trial"), **environment},
         stdout=subprocess.PIPE,
         start_new_session=True,
     )

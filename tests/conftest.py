@@ -13,16 +13,16 @@ from fake_engine import FakeEngine, Scenario, make_engine, write_model
 PROBER = Path(sys.executable).with_name("prober")
 # Minutes together: left out of `make test-fast`.
 SLOW = {
-    *("test_check_gpu", "test_controller_faults", "test_docs", "test_faults", "test_fleet_cluster", "test_launch"),
+    *("test_check_gpu", "test_search_loop_faults", "test_docs", "test_faults", "test_fleet_cluster", "test_process"),
     *(
         "test_fleet_launchpads",
-        "test_launch_tree",
+        "test_process_tree",
         "test_packaging",
         "test_probe",
         "test_probe_modes",
         "test_report_page",
     ),
-    *("test_resume", "test_scrub", "test_store_faults", "test_trial", "test_trial_gpu", "test_trial_secrets"),
+    *("test_resume", "test_redact", "test_store_faults", "test_trial", "test_trial_gpu", "test_trial_secrets"),
 }
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -22,7 +22,7 @@ from ray_cluster import LOCAL_ONLY
 
 TESTS = Path(__file__).parent
 H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
-DRIVER = "from prober.cli import main; main()"
+DRIVER = "from prober.cli.main import main; main()"
 GIB = 2**30
 # Ray notices a dead node within seconds instead of half a minute, and keeps idle workers for the next search.
 SETTINGS = {

@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 
 from row_makers import a_trial
 
-from prober.fleet.cells import Cell, FleetNode, NodeEngine, lay
-from prober.fleet.cluster import RayFleet
-from prober.fleet.drive import Drive, Night
-from prober.fleet.jobs import Answer, End, Job, Known, Streamed
+from prober.fleet.jobs import Cell, FleetNode, NodeEngine, expand_plan
 from prober.fleet.plan import read_plan
+from prober.fleet.protocol import End, Job, Known, Reply, Streamed
+from prober.fleet.ray_cluster import RayFleet
+from prober.fleet.scheduler import Deadline, Schedule
 from prober.records import Machine
 
 TRIALS, TRIAL_SECONDS = 2, 2.0
@@ -33,7 +33,7 @@ host_memory_gib = 0.5
 """
 
 
-def sleeping(job: Job, emit: Callable[[Streamed], None]) -> Answer:
+def sleeping(job: Job, emit: Callable[[Streamed], None]) -> Reply:
     """A search whose trials do nothing for two seconds; in short steps, as a trial is watched."""
     seconds = 0.0 if job.cell.combination.model.startswith("warm") else TRIAL_SECONDS
     for number in range(TRIALS):
@@ -41,19 +41,19 @@ def sleeping(job: Job, emit: Callable[[Streamed], None]) -> Answer:
         while time.monotonic() < until:
             time.sleep(0.1)
         emit(Streamed(job.cell.key, Known(Machine(job.cell.gpu, "cuda", "m"), a_trial(number + 16))))
-    return Answer(End.ANSWERED)
+    return Reply(End.ANSWERED)
 
 
 class Nobody:
     """A keeper that keeps nothing."""
 
     def keep_trial(self, streamed: Streamed) -> None: ...
-    def keep_answers(self, answers: Sequence[tuple[Cell, Answer]]) -> None: ...
+    def keep_answers(self, answers: Sequence[tuple[Cell, Reply]]) -> None: ...
     def pass_over(self, line: str) -> None: ...
 
 
 def cells_of(models: str, nodes: Sequence[FleetNode]) -> tuple[Cell, ...]:
-    return lay(read_plan(PLAN + models), nodes, (), datetime.now(UTC)).cells
+    return expand_plan(read_plan(PLAN + models), nodes, (), datetime.now(UTC)).cells
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def main() -> None:
         def drive(cells: Sequence[Cell]) -> float:
             began = time.monotonic()
             jobs = lambda cell, known: Job(cell, until=time.time() + 600, known=known)  # noqa: E731
-            answers = Drive(cells, nodes, fleet, Nobody(), jobs, Night(time.time() + 600)).run()
+            answers = Schedule(cells, nodes, fleet, Nobody(), jobs, Deadline(time.time() + 600)).run()
             assert all(answer.end is End.ANSWERED for answer in answers.values())
             return time.monotonic() - began
 

@@ -6,8 +6,8 @@ import itertools
 
 from row_makers import HOSTILE, a_row
 
-from prober.matrix.schema import CeilingKind, Row
 from prober.records import Outcome, Source, Status, Verify
+from prober.results.schema import CeilingKind, Row
 
 MODELS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B-FP8", "meta-llama/Llama-3.1-8B-Instruct", "openai/gpt-oss-120b")
 GPUS = (("NVIDIA L4", 23034), ("NVIDIA H100 80GB HBM3", 81559), ("NVIDIA H200", 143771))

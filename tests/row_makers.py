@@ -8,9 +8,6 @@ from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
-from prober.matrix.ceiling_row import row_of
-from prober.matrix.schema import HEADER, Row
-from prober.matrix.store import Store
 from prober.records import (
     Bracket,
     Ceiling,
@@ -24,6 +21,9 @@ from prober.records import (
     Verdict,
     Verify,
 )
+from prober.results.from_ceiling import row_of
+from prober.results.schema import HEADER, Row
+from prober.results.store import Store
 
 HOSTILE = (
     "a,b", 'say "x"', "two\nlines", "cr\rhere", "crlf\r\nhere", "=cmd|' /C calc'!A0", "+1", "-1", "@SUM(1)", "\tx",

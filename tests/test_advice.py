@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from prober.logs import causes, estimates
-from prober.logs.advice import fixes
-from prober.logs.remedies import Fix
+from prober.advice import causes, estimate
+from prober.advice.advise import fixes
+from prober.advice.fixes import Fix
 from prober.logs.rules import RULES
 from prober.records import Figures, Outcome, Stage, Verdict
 
@@ -71,8 +71,8 @@ def test_a_fraction_above_095_is_refused_with_the_reason() -> None:
 
 
 def test_the_default_fraction_is_the_version_s() -> None:
-    assert estimates.utilization(Figures(vllm_version="0.19.1")) == 0.90
-    assert estimates.utilization(Figures(vllm_version="0.20.0")) == 0.92
+    assert estimate.utilization(Figures(vllm_version="0.19.1")) == 0.90
+    assert estimate.utilization(Figures(vllm_version="0.20.0")) == 0.92
 
 
 def test_every_other_way_has_its_own_length_and_none_promises_more_than_was_asked() -> None:
@@ -251,5 +251,5 @@ def test_a_length_below_the_prefill_threshold_is_made_longer() -> None:
 
 def test_v0_s_missing_memory_follows_from_its_tokens_and_its_cache() -> None:
     figures = Figures(requested_max_model_len=40_000, max_tokens_in_cache=32_000, available_gib=4.0)
-    assert estimates.missing_gib(figures) == pytest.approx(1.0)
-    assert estimates.missing_gib(replace(figures, available_gib=None)) is None
+    assert estimate.missing_gib(figures) == pytest.approx(1.0)
+    assert estimate.missing_gib(replace(figures, available_gib=None)) is None

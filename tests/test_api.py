@@ -15,9 +15,9 @@ from row_makers import a_row
 
 import prober
 from prober import api
-from prober.matrix.answers import Grade
-from prober.matrix.store import Store
 from prober.records import NotReady
+from prober.results.query import Grade
+from prober.results.store import Store
 
 
 def run_python(script: str, folder: Path, environment: dict[str, str] | None = None) -> str:
@@ -44,10 +44,10 @@ def test_import_loads_nothing_of_it(tmp_path: Path) -> None:
 def test_names_are_functions_also_after_their_modules_were_loaded(tmp_path: Path) -> None:
     script = """
 import prober
-from prober.matrix.lookup import look_up
-from prober.campaign import Wish
+from prober.results.lookup import look_up
+from prober.measure.measure import Request
 print(prober.lookup("Qwen3-8B").command, callable(prober.probe), callable(prober.read_matrix))
-import prober.matrix.lookup
+import prober.results.lookup
 print(prober.lookup("Qwen3-8B").command)
 try:
     prober.nothing_like_it

@@ -7,9 +7,9 @@ import json
 import pytest
 from row_makers import HOSTILE, a_row
 
-from prober.matrix.diff import Kind, diff, diff_json, markdown_diff, render_diff
-from prober.matrix.schema import Row
 from prober.records import Source, Status
+from prober.results.diff import ChangeKind, diff, diff_json, markdown_diff, render_diff
+from prober.results.schema import Row
 
 NO_NUMBER = {"max_model_len": None, "status": Status.INCONCLUSIVE}
 NO_FIT = {"max_model_len": None, "status": Status.DOES_NOT_FIT}
@@ -19,21 +19,21 @@ NO_FIT = {"max_model_len": None, "status": Status.DOES_NOT_FIT}
     ("before", "after", "kind", "is_regression"),
     [
         ({}, {}, None, False),
-        ({}, {"max_model_len": 3967}, Kind.SHORTER, True),
-        ({}, {"max_model_len": 4096}, Kind.LONGER, False),
-        ({}, NO_FIT, Kind.SHORTER, True),
-        (NO_FIT, {}, Kind.LONGER, False),
+        ({}, {"max_model_len": 3967}, ChangeKind.SHORTER, True),
+        ({}, {"max_model_len": 4096}, ChangeKind.LONGER, False),
+        ({}, NO_FIT, ChangeKind.SHORTER, True),
+        (NO_FIT, {}, ChangeKind.LONGER, False),
         (NO_FIT, NO_FIT, None, False),
-        ({}, NO_NUMBER, Kind.UNSETTLED, False),
-        (NO_NUMBER, {}, Kind.SETTLED, False),
+        ({}, NO_NUMBER, ChangeKind.UNSETTLED, False),
+        (NO_NUMBER, {}, ChangeKind.SETTLED, False),
         (NO_NUMBER, NO_NUMBER, None, False),
         ({}, {"vllm_version": "0.29.0"}, None, False),
-        ({}, {"vllm_version": "0.29.0", "max_model_len": 3000}, Kind.SHORTER, True),
+        ({}, {"vllm_version": "0.29.0", "max_model_len": 3000}, ChangeKind.SHORTER, True),
         ({}, {"measured_at": "2026-05-01T00:00:00Z", "seconds": 9.5, "driver": "560"}, None, False),
     ],
 )
 def test_what_became_of_one_row(
-    before: dict[str, object], after: dict[str, object], kind: Kind | None, is_regression: bool
+    before: dict[str, object], after: dict[str, object], kind: ChangeKind | None, is_regression: bool
 ) -> None:
     difference = diff([a_row(**before)], [a_row(**after)])
     assert [change.kind for change in difference.changes] == ([kind] if kind else [])
@@ -43,7 +43,10 @@ def test_what_became_of_one_row(
 
 def test_lost_and_gained_rows() -> None:
     difference = diff([a_row(model="a")], [a_row(model="b")])
-    assert [(change.kind, change.row.model) for change in difference.changes] == [(Kind.LOST, "a"), (Kind.GAINED, "b")]
+    assert [(change.kind, change.row.model) for change in difference.changes] == [
+        (ChangeKind.LOST, "a"),
+        (ChangeKind.GAINED, "b"),
+    ]
     assert difference.has_regression
     assert not diff([], [a_row()]).has_regression
 
@@ -64,7 +67,7 @@ def test_equal_versions_are_compared_first() -> None:
     (change,) = diff(old, new).changes
     assert change.old is not None
     assert change.new is not None
-    assert (change.kind, change.old.vllm_version, change.new.vllm_version) == (Kind.LONGER, "0.27.0", "0.29.0")
+    assert (change.kind, change.old.vllm_version, change.new.vllm_version) == (ChangeKind.LONGER, "0.27.0", "0.29.0")
 
 
 def test_reports_are_not_compared() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from fake_engine import Scenario, make_engine
 
-from prober.cli import commands as command_line
+from prober.cli.main import commands as command_line
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

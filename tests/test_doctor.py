@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from prober.doctor import Finding, Places, State, checks, is_ready, lines, to_json
-from prober.machine.devices import MIB, Gpu, GpuProcess, Inventory
-from prober.machine.ownership import Owner
+from prober.engine.install import Engine
+from prober.host.gpu import MIB, Gpu, GpuProcess, Inventory
+from prober.host.processes import Owner
+from prober.measure.doctor import Finding, Places, State, checks, is_ready, lines, to_json
 from prober.records import NotReady
-from prober.trials.engine import Engine
 
 GIB = 1024 * MIB
 SECRET = "hf_aVeryRealLookingToken"

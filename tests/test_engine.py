@@ -15,15 +15,15 @@ import psutil
 import pytest
 from conftest import Run
 
-from prober.logs.verdict import classify
-from prober.machine.ownership import TRIAL_VARIABLE
-from prober.matrix.schema import Row
-from prober.matrix.store import Store
+from prober.engine.install import inspect
+from prober.host.processes import TRIAL_VARIABLE
+from prober.logs.classify import classify
 from prober.records import Combination, CompileState, Entrypoint, Outcome, Status, Verify
-from prober.trials.engine import inspect
-from prober.trials.launch import output_of
-from prober.trials.patience import Limits
-from prober.trials.trial import Setting, attempt, log_path
+from prober.results.schema import Row
+from prober.results.store import Store
+from prober.trial.process import output_of
+from prober.trial.run import TrialContext, attempt, log_path
+from prober.trial.timeouts import Limits
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "prober" / "models" / "tiny-llama"
@@ -156,7 +156,7 @@ def test_refused_trial_is_over_within_three_seconds_and_leaves_nothing(tmp_path:
         str(TINY), compile_state=CompileState.EAGER, other_flags=(*FLAGS, *kv(8)), entrypoint=Entrypoint.SERVE
     )
     engine, tag = inspect(PYTHON, output_of), f"refused-{uuid.uuid4()}"  # other tests' trials run beside it
-    setting = Setting(engine, combination, Verify.FULL, Limits(), tmp_path, {})
+    setting = TrialContext(engine, combination, Verify.FULL, Limits(), tmp_path, {})
     seen: list[float] = []
     finished = threading.Event()
 

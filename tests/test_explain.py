@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prober.logs.explain import explain, explain_verdict, render, to_dict
+from prober.advice.explain import explain, explain_verdict, render, to_dict
 from prober.records import Figures, Outcome, Stage, Verdict
 
 LOGS = Path(__file__).parent / "logs"

@@ -14,11 +14,11 @@ import pytest
 from bench import QUICK, TRIAL, bench
 from fake_engine import Fault, FaultKind, Scenario
 
-from prober.observe import reading_of
 from prober.records import Entrypoint, Outcome, Stage
-from prober.search import Reading
-from prober.trials.patience import Limits
-from prober.trials.trial import log_path
+from prober.search.interpret import answer_of
+from prober.search.next_length import Answer
+from prober.trial.run import log_path
+from prober.trial.timeouts import Limits
 
 LLM = Entrypoint.LLM
 TOO_LONG = 5000  # of 32 blocks of 16
@@ -186,7 +186,7 @@ def test_fault(row: Row, tmp_path: Path) -> None:
     if row.outcome is Outcome.TIMEOUT:
         assert "no progress for 2 s" in verdict.evidence, "our own questions in the log are no progress"
     if row.outcome in SKIPS:
-        assert reading_of(verdict) is Reading.UNKNOWN, "could not tell never means too long"
+        assert answer_of(verdict) is Answer.UNKNOWN, "could not tell never means too long"
     log.unlink()  # one of them has a gigabyte
 
 

@@ -12,14 +12,14 @@ from fake_engine import FakeEngine, Scenario, make_engine, write_model
 
 from prober import __version__
 from prober.fleet import node_engine
-from prober.fleet.cells import Cell, FleetNode, NodeEngine
-from prober.fleet.jobs import End, Job, Streamed
+from prober.fleet.jobs import Cell, FleetNode, NodeEngine
 from prober.fleet.node import describe, search
-from prober.fleet.plan import EngineWish
-from prober.machine import host
+from prober.fleet.plan import EngineSpec
+from prober.fleet.protocol import End, Job, Streamed
+from prober.host import system
 from prober.records import Combination, Status
 
-MADE = EngineWish(version="0.32.0")
+MADE = EngineSpec(version="0.32.0")
 PLAIN = Scenario(version="0.32.0")
 
 
@@ -79,8 +79,8 @@ def test_a_node_without_uv_says_so(cache: Path) -> None:
 
 def test_an_interpreter_is_asked_for_its_version(cache: Path, tmp_path: Path) -> None:
     a_uv(tmp_path)
-    assert node_engine.look(EngineWish(python=str(tmp_path / "python"))) == NodeEngine(version="0.32.0")
-    missing = node_engine.look(EngineWish(python="/no/such/python"))
+    assert node_engine.look(EngineSpec(python=str(tmp_path / "python"))) == NodeEngine(version="0.32.0")
+    missing = node_engine.look(EngineSpec(python="/no/such/python"))
     assert missing.version is None
     assert "/no/such/python does not run" in (missing.problem or "")
 
@@ -97,7 +97,7 @@ def test_gpus_that_the_driver_does_not_show_are_not_used() -> None:
     assert "Ray offers 8 GPUs, and the driver shows none" in node.problem
 
 
-def a_job(engine: EngineWish, model: Path, gpu: str) -> Job:
+def a_job(engine: EngineSpec, model: Path, gpu: str) -> Job:
     cell = Cell("key", Combination(str(model)), gpu, True, engine, "0.32.0")
     return Job(cell, until=time.time() + 120)
 
@@ -109,7 +109,7 @@ def test_a_search_on_a_node_without_gpus_runs_the_engine_that_was_made(
     assert node_engine.make(MADE).problem is None
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     told: list[Streamed] = []
-    answer = search(a_job(MADE, write_model(tmp_path / "model"), host.cpu_name()), told.append)
+    answer = search(a_job(MADE, write_model(tmp_path / "model"), system.cpu_name()), told.append)
     assert (answer.end, answer.row is not None) == (End.ANSWERED, True), answer.why
     assert answer.row is not None
     assert (answer.row.status, answer.row.max_model_len) == (Status.EXACT, 3968)
@@ -123,7 +123,7 @@ def test_a_search_on_a_node_without_gpus_runs_the_engine_that_was_made(
 
 
 def test_a_search_without_its_engine_is_not_ready(cache: Path, tmp_path: Path) -> None:
-    nothing = EngineWish(python=str(tmp_path / "python"))
-    answer = search(a_job(nothing, write_model(tmp_path / "model"), host.cpu_name()), lambda _: None)
+    nothing = EngineSpec(python=str(tmp_path / "python"))
+    answer = search(a_job(nothing, write_model(tmp_path / "model"), system.cpu_name()), lambda _: None)
     assert answer.end is End.NOT_READY
     assert "does not run" in answer.why

@@ -12,13 +12,13 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from row_makers import a_trial
-from test_plan_cells import H100, a_node, cells_of, one_model
+from test_fleet_jobs import H100, a_node, cells_of, one_model
 
-from prober.controller import Shown, combination_key, state_key
-from prober.fleet.jobs import Answer, End, Job, Known, Streamed
 from prober.fleet.node import Search, without_ray
-from prober.matrix.schema import Row
+from prober.fleet.protocol import End, Job, Known, Reply, Streamed
+from prober.measure.search_loop import LaunchResult, combination_key, state_key
 from prober.records import Combination, Figures, Machine, Outcome, Report, Stage, Status, Verdict
+from prober.results.schema import Row
 
 NODES = [a_node("a")]
 (CELL,) = cells_of(one_model(), NODES)
@@ -34,21 +34,21 @@ class Truth:
         self.ceiling, self.estimate = ceiling, estimate
         self.launched: list[int] = []
 
-    def __call__(self, combination: Combination, length: int | None, tag: str, report: Report) -> Shown:
+    def __call__(self, combination: Combination, length: int | None, tag: str, report: Report) -> LaunchResult:
         report(Stage.CONFIG, 0.0)
         length = LIMIT if length is None else length
         self.launched.append(length)
         figures = Figures(requested_max_model_len=length, estimated_max_len=self.estimate)
         if length <= self.ceiling:
-            return Shown(
+            return LaunchResult(
                 Verdict(Outcome.FITS, Stage.SERVE, "answered", figures=replace(figures, estimated_max_len=None))
             )
-        return Shown(Verdict(Outcome.KV_TOO_SMALL, Stage.KV_CACHE, "too small", figures=figures))
+        return LaunchResult(Verdict(Outcome.KV_TOO_SMALL, Stage.KV_CACHE, "too small", figures=figures))
 
 
 def searched(
     folder: Path, truth: Truth, known: Sequence[Known] = (), hints: Sequence[Row] = (), until: float | None = None
-) -> tuple[Answer, list[Streamed]]:
+) -> tuple[Reply, list[Streamed]]:
     told: list[Streamed] = []
     job = Job(CELL, time.time() + 600 if until is None else until, tuple(known), tuple(hints))
     return Search(job, HERE, folder, told.append).run(truth), told
@@ -66,7 +66,7 @@ def elsewhere(machine: Machine, *results: tuple[int, Outcome], estimate: int | N
     return [Known(machine, trial) for trial in mine]
 
 
-def proven(answer: Answer) -> tuple[Status | None, int | None]:
+def proven(answer: Reply) -> tuple[Status | None, int | None]:
     assert answer.row is not None
     return answer.row.status, answer.row.max_model_len
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from prober.engine.install import Engine, environment, inspect, why_not_imported
 from prober.records import Combination, NotReady
-from prober.trials.engine import Engine, environment, inspect, why_not_imported
 
 PYTHON = Path("/opt/engine/bin/python")
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from prober.machine import leases
-from prober.machine.devices import Gpu, Inventory
-from prober.machine.leases import choose_and_lease, holders, lease
+from prober.host import leases
+from prober.host.gpu import Gpu, Inventory
+from prober.host.leases import choose_and_lease, holders, lease
 from prober.records import NotReady, UsageError
 
 GPUS = tuple(Gpu(index, f"GPU-{index}1c2", "NVIDIA L4", 24 * 2**30, 0, 0, processes=()) for index in range(3))
@@ -23,8 +23,8 @@ GPUS = tuple(Gpu(index, f"GPU-{index}1c2", "NVIDIA L4", 24 * 2**30, 0, 0, proces
 HOLD = """
 import sys, subprocess, time
 from pathlib import Path
-from prober.machine.devices import Gpu
-from prober.machine.leases import lease
+from prober.host.gpu import Gpu
+from prober.host.leases import lease
 held = lease([Gpu(int(i), f"GPU-{i}1c2", "NVIDIA L4") for i in sys.argv[2].split(",")], Path(sys.argv[1]))
 if len(sys.argv) > 3:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False)
@@ -124,8 +124,8 @@ def test_many_probers_at_once_never_share(tmp_path: Path) -> None:
     script = """
 import sys, time
 from pathlib import Path
-from prober.machine.devices import Gpu, Inventory
-from prober.machine.leases import choose_and_lease
+from prober.host.gpu import Gpu, Inventory
+from prober.host.leases import choose_and_lease
 from prober.records import NotReady
 gpus = tuple(Gpu(i, f"GPU-{i}1c2", "NVIDIA L4", 24 * 2**30, 0, 0, processes=()) for i in range(3))
 folder = Path(sys.argv[1])
@@ -160,7 +160,7 @@ def test_a_damaged_note_beside_the_lock_names_nobody(tmp_path: Path) -> None:
 
 
 def test_the_place_does_not_depend_on_the_session() -> None:
-    script = "import prober.machine.leases as l; print(l._folder(None))"
+    script = "import prober.host.leases as l; print(l._folder(None))"
     places = set()
     for session in ({}, {"TMPDIR": "/var/tmp", "XDG_RUNTIME_DIR": "/var/tmp"}):
         run = subprocess.run(
@@ -196,7 +196,7 @@ def test_a_place_that_somebody_else_has_taken_is_refused(kind: str, told: str) -
     user = 3_000_000_000 + os.getpid()
     taken = Path(f"/tmp/prober-leases-{user}")
     taken.touch() if kind == "file" else taken.mkdir()
-    script = f"import os; os.getuid = lambda: {user}; import prober.machine.leases as l; l._folder(None)"
+    script = f"import os; os.getuid = lambda: {user}; import prober.host.leases as l; l._folder(None)"
     try:
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     finally:

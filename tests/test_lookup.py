@@ -12,20 +12,20 @@ import pytest
 from conftest import Run
 from row_makers import HOSTILE, a_row
 
-from prober.matrix.lookup import Answer, Grade, Question, answer, look_up, render_table, to_json, utilization
-from prober.matrix.naming import near_models, same_gpu, same_model, version_distance, version_order
-from prober.matrix.schema import Row, from_values
-from prober.matrix.table import ForeignMatrix, record_of, render
 from prober.records import CompileState, Entrypoint, NotReady, Source, Status, Verify
+from prober.results.csv_format import ForeignMatrix, record_of, render
+from prober.results.lookup import Grade, LookupResult, Query, answer, look_up, render_table, to_json, utilization
+from prober.results.naming import near_models, same_gpu, same_model, version_distance, version_order
+from prober.results.schema import Row, from_values
 
 NOW = datetime(2026, 1, 11, tzinfo=UTC)
 
 
-def ask(*rows: Row, **question: object) -> Answer:
-    return answer(rows, Question(**({"model": "Qwen/Qwen3-8B"} | question)), NOW)  # type: ignore[arg-type]
+def ask(*rows: Row, **question: object) -> LookupResult:
+    return answer(rows, Query(**({"model": "Qwen/Qwen3-8B"} | question)), NOW)  # type: ignore[arg-type]
 
 
-def grades(found: Answer) -> list[Grade]:
+def grades(found: LookupResult) -> list[Grade]:
     return [hit.grade for hit in found.hits]
 
 
@@ -218,7 +218,7 @@ def test_of_many_that_serve_the_cheapest_are_shown(monkeypatch: pytest.MonkeyPat
         for number in range(400)
     ]
     shown = ask(*rows, model=None, need=2000, vllm_version=asked).hits
-    monkeypatch.setattr("prober.matrix.lookup.MOST_OF_NEED", len(rows))
+    monkeypatch.setattr("prober.results.lookup.MOST_OF_NEED", len(rows))
     every = ask(*rows, model=None, need=2000, vllm_version=asked).hits
     assert len(shown) == 50 < len(every)
     costs = [(hit.row.gpu_memory_mib or 10**9) * (hit.row.gpu_count or 1) for hit in every]
@@ -273,7 +273,7 @@ def test_json_carries_whole_rows() -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_moves_no_cursor_and_breaks_no_line(name: str) -> None:
-    found = answer([a_row(model=name, notes=name)], Question(), NOW)
+    found = answer([a_row(model=name, notes=name)], Query(), NOW)
     lines = render_table(found).splitlines()
     assert len(lines) == 4, "a title, the headings, the row, its note"
     assert all(character.isprintable() for line in lines for character in line)
@@ -288,7 +288,7 @@ def test_the_table_shows_age_and_version_distance() -> None:
 
 
 def test_a_folder_is_read_and_no_folder_knows_nothing(tmp_path: Path) -> None:
-    question = Question(model="qwen3-8b")
+    question = Query(model="qwen3-8b")
     assert not look_up(tmp_path / "none", question).is_found
     (tmp_path / "matrix.csv").write_text(render([record_of(a_row())]))
     assert look_up(tmp_path, question, NOW).hits == ask(a_row()).hits
@@ -298,10 +298,10 @@ def test_a_folder_is_read_and_no_folder_knows_nothing(tmp_path: Path) -> None:
 def test_a_foreign_or_binary_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "matrix.csv").write_text("a,b\n")
     with pytest.raises(ForeignMatrix):
-        look_up(tmp_path, Question(model="x"))
+        look_up(tmp_path, Query(model="x"))
     (tmp_path / "matrix.csv").write_bytes(b"\xff\xfe")
     with pytest.raises(NotReady):
-        look_up(tmp_path, Question(model="x"))
+        look_up(tmp_path, Query(model="x"))
 
 
 def test_a_known_model_on_another_gpu_is_said_and_no_other_model_is_offered() -> None:

@@ -13,13 +13,13 @@ import pytest
 from conftest import Run
 from row_makers import HOSTILE, a_row
 
-from prober.matrix.frame import read_matrix
-from prober.matrix.lookup import env, flags, yaml
-from prober.matrix.schema import HEADER
-from prober.matrix.serve_flags import Unproven
-from prober.matrix.store import Store
-from prober.matrix.table import record_of, render
 from prober.records import CompileState, Source
+from prober.results.csv_format import record_of, render
+from prober.results.frame import read_matrix
+from prober.results.lookup import env, flags, yaml
+from prober.results.schema import HEADER
+from prober.results.serve_command import Unproven
+from prober.results.store import Store
 
 ROW = a_row(
     tensor_parallel_size=2, gpu_memory_utilization=0.95, dtype="bfloat16", kv_cache_dtype="fp8", model_revision="abc",
@@ -82,8 +82,8 @@ def test_the_frame_has_nullable_types_and_names_without_guards(tmp_path: Path) -
 LOOK_UP = """
 import sys
 from pathlib import Path
-from prober.matrix.lookup import Question, look_up, render_table
-assert render_table(look_up(Path(sys.argv[1]), Question(model="model-7b")))
+from prober.results.lookup import Query, look_up, render_table
+assert render_table(look_up(Path(sys.argv[1]), Query(model="model-7b")))
 assert not {"pandas", "rich", "ray", "filelock"} & set(sys.modules), "heavy imports on the way to an answer"
 """
 

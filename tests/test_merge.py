@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from row_makers import a_row, rows
 
-from prober.matrix.merge import merge, merged_json, read_rows, render_merged
-from prober.matrix.schema import Row
-from prober.matrix.table import ForeignMatrix, record_of, render
 from prober.records import Source, Status
+from prober.results.csv_format import ForeignMatrix, record_of, render
+from prober.results.merge import merge, merged_json, read_rows, render_merged
+from prober.results.schema import Row
 
 OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
 

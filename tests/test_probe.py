@@ -11,8 +11,8 @@ import pytest
 from conftest import Probe, Run
 from fake_engine import Fault, FaultKind, Scenario, make_engine, write_model
 
-from prober.matrix.schema import to_values
-from prober.matrix.store import Store
+from prober.results.schema import to_values
+from prober.results.store import Store
 
 EIGHT_MIB = Scenario(kv_blocks=32, block_size=128, bytes_per_token=2048)
 

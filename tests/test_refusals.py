@@ -10,7 +10,7 @@ import pytest
 from conftest import PROBER, Run
 from row_makers import a_row
 
-from prober.matrix.store import Store
+from prober.results.store import Store
 
 LOGS = Path(__file__).parent / "logs"
 REFUSAL = next(LOGS.glob("v1-parent-wraps*"))

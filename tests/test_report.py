@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from report_makers import hostile, matrix, proven
 from row_makers import HOSTILE, a_row, rows
 
-from prober.matrix.schema import Row
-from prober.matrix.store import Store
 from prober.records import Source, Status, Verify
-from prober.report.curves import MOST_SERIES, curves_of
-from prober.report.heat import heat_of, step_of
+from prober.report.charts import MOST_SERIES, curves_of
+from prober.report.heatmap import heat_of, step_of
 from prober.report.markdown import markdown_of
 from prober.report.page import page_of
-from prober.report.rows import HEADINGS, Kind, judged, lines_of, serve_command
+from prober.report.rows import HEADINGS, RowKind, judged, lines_of, serve_command
+from prober.results.schema import Row
+from prober.results.store import Store
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 TAGS = {
@@ -49,7 +49,7 @@ class Elements(HTMLParser):
         self.attributes += [(name, value or "") for name, value in attrs]
 
 
-def cell(*given: Row) -> tuple[Kind, int | None]:
+def cell(*given: Row) -> tuple[RowKind, int | None]:
     heat = heat_of(lines_of(given))
     assert (len(heat.models), len(heat.columns)) == (1, 1)
     found = heat.cells[0][0]
@@ -58,30 +58,30 @@ def cell(*given: Row) -> tuple[Kind, int | None]:
 
 
 def test_only_a_measured_full_length_answer_is_proven() -> None:
-    assert judged(proven(4000)) == (Kind.PROVEN, 4000)
-    assert judged(a_row(status=Status.AT_LEAST, max_model_len=5000)) == (Kind.BOUND, 5000)
-    assert judged(proven(4000, max_model_len=None, status=Status.INCONCLUSIVE)) == (Kind.BOUND, 4000)
+    assert judged(proven(4000)) == (RowKind.PROVEN, 4000)
+    assert judged(a_row(status=Status.AT_LEAST, max_model_len=5000)) == (RowKind.BOUND, 5000)
+    assert judged(proven(4000, max_model_len=None, status=Status.INCONCLUSIVE)) == (RowKind.BOUND, 4000)
     start = a_row(max_model_len=None, verified=Verify.NONE, status=Status.INCONCLUSIVE)
-    assert judged(start) == (Kind.STARTS, 4096)
+    assert judged(start) == (RowKind.STARTS, 4096)
     for source in (Source.REPORTED, Source.IMPORTED):
-        assert judged(a_row(source=source, max_model_len=9000)) == (Kind.STARTS, 9000)
-    assert judged(proven(4000, status=Status.UNSTABLE, max_model_len=None)) == (Kind.UNKNOWN, None)
-    assert judged(a_row(status=Status.DOES_NOT_FIT, max_model_len=None)) == (Kind.NO_FIT, None)
+        assert judged(a_row(source=source, max_model_len=9000)) == (RowKind.STARTS, 9000)
+    assert judged(proven(4000, status=Status.UNSTABLE, max_model_len=None)) == (RowKind.UNKNOWN, None)
+    assert judged(a_row(status=Status.DOES_NOT_FIT, max_model_len=None)) == (RowKind.NO_FIT, None)
 
 
 def test_cell_is_the_lowest_of_machines_and_the_longest_of_settings() -> None:
-    assert cell(proven(4000), proven(3000, machine="m2")) == (Kind.PROVEN, 3000)
-    assert cell(proven(4000), proven(3000, gpu_memory_utilization=0.5)) == (Kind.PROVEN, 4000)
+    assert cell(proven(4000), proven(3000, machine="m2")) == (RowKind.PROVEN, 3000)
+    assert cell(proven(4000), proven(3000, gpu_memory_utilization=0.5)) == (RowKind.PROVEN, 4000)
     does_not_fit = a_row(status=Status.DOES_NOT_FIT, max_model_len=None, starts_max_model_len=None, machine="m2")
-    assert cell(proven(4000), does_not_fit) == (Kind.NO_FIT, None)
+    assert cell(proven(4000), does_not_fit) == (RowKind.NO_FIT, None)
     could_not_tell = a_row(status=Status.INCONCLUSIVE, max_model_len=None, starts_max_model_len=None, machine="m2")
-    assert cell(proven(4000), could_not_tell) == (Kind.PROVEN, 4000)
+    assert cell(proven(4000), could_not_tell) == (RowKind.PROVEN, 4000)
 
 
 def test_report_never_outweighs_a_proof() -> None:
     reported = a_row(source=Source.REPORTED, source_url="https://example.org", max_model_len=900_000, machine=None)
-    assert cell(reported, proven(4000)) == (Kind.PROVEN, 4000)
-    assert cell(reported) == (Kind.STARTS, 900_000)
+    assert cell(reported, proven(4000)) == (RowKind.PROVEN, 4000)
+    assert cell(reported) == (RowKind.STARTS, 900_000)
 
 
 def test_colours_follow_doublings() -> None:
@@ -187,7 +187,7 @@ def test_markdown_aligns_numbers_and_marks_what_is_not_proven() -> None:
 
 
 def run_report(folder: Path, *words: str, before: str = "") -> subprocess.CompletedProcess[str]:
-    script = f"import sys; {before}\nfrom prober.commands.report import report\nreport.main(standalone_mode=False)"
+    script = f"import sys; {before}\nfrom prober.cli.report import report\nreport.main(standalone_mode=False)"
     return subprocess.run(
         [sys.executable, "-c", script, *words], cwd=folder, capture_output=True, text=True, check=False
     )

@@ -20,7 +20,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from prober.report.heat import heat_of
+from prober.report.heatmap import heat_of
 from prober.report.page import page_of
 from prober.report.rows import lines_of, told
 

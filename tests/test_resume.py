@@ -19,8 +19,8 @@ from bench import PROBER, running_probe
 from fake_engine import FakeEngine, Fault, FaultKind, Scenario, make_engine, wait_until, write_model
 from row_makers import a_row, a_trial
 
-from prober.machine.private import PREFIX, private_folder
-from prober.matrix.store import Store
+from prober.host.tempdir import PREFIX, private_folder
+from prober.results.store import Store
 
 # Its estimate is wrong, so that the search takes five launches.
 LYING = Scenario(estimate_error=-300)

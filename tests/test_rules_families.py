@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prober.logs.verdict import classify
+from prober.logs.classify import classify
 from prober.records import Outcome, Stage
 
 MESSAGES = Path(__file__).parents[1].parent / "shared" / "facts" / "vllm-messages.csv"

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from row_makers import HOSTILE, a_row, rows
 
-from prober.matrix.schema import (
+from prober.records import Source
+from prober.results.csv_format import ForeignMatrix, read_cells, read_records, record_of, render
+from prober.results.schema import (
     COLUMNS,
     HEADER,
     SCHEMA_VERSION,
@@ -25,8 +27,6 @@ from prober.matrix.schema import (
     to_values,
     unguard,
 )
-from prober.matrix.table import ForeignMatrix, read_cells, read_records, record_of, render
-from prober.records import Source
 
 
 @given(rows)

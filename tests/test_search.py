@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prober.records import Bracket, Status
-from prober.search import LOWEST, Done, Observation, Reading, Space, Try, halvings, narrow
+from prober.search.next_length import LOWEST, Answer, Done, Observation, Space, Try, halvings, next_step
 
 Engine = Callable[[int | None], Observation]
 
@@ -17,7 +17,7 @@ Engine = Callable[[int | None], Observation]
 def search(engine: Engine, space: Space, seen: list[Observation] | None = None) -> tuple[Done, list[Observation]]:
     observations = list(seen or [])
     for _ in range(400):
-        step = narrow(observations, space)
+        step = next_step(observations, space)
         if isinstance(step, Done):
             return step, observations
         observations.append(engine(step.length))
@@ -30,8 +30,8 @@ def engine_with(
     def start(length: int | None) -> Observation:
         n = limit if length is None else length
         if n > limit:
-            return Observation(n, Reading.OVER_LIMIT, limit=limit)
-        reading = Reading.SERVES if n <= ceiling else Reading.TOO_LONG
+            return Observation(n, Answer.OVER_LIMIT, limit=limit)
+        reading = Answer.SERVES if n <= ceiling else Answer.TOO_LONG
         return Observation(n, reading, hint(n), block, limit if length is None else None)
 
     return start
@@ -72,7 +72,7 @@ def test_estimate_that_only_starts_costs_one_more() -> None:
     def start(length: int | None) -> Observation:
         n = length or 1_048_576
         hints = (4096,) if n > 4096 else (3968,)
-        return Observation(n, Reading.SERVES if n <= 3968 else Reading.TOO_LONG, hints, 128, 1_048_576)
+        return Observation(n, Answer.SERVES if n <= 3968 else Answer.TOO_LONG, hints, 128, 1_048_576)
 
     done, seen = search(start, Space())
     assert (done.bracket, len(seen)) == (Bracket(3968, 3969), 4)
@@ -109,8 +109,8 @@ def test_longer_than_the_model_allows_is_not_memory() -> None:
     def start(length: int | None) -> Observation:
         assert length is not None
         if length > 8192:
-            return Observation(length, Reading.OVER_LIMIT, limit=8192)
-        return Observation(length, Reading.SERVES)
+            return Observation(length, Answer.OVER_LIMIT, limit=8192)
+        return Observation(length, Answer.SERVES)
 
     done, seen = search(start, Space(high=100_000))
     assert (done.status, done.bracket) == (Status.MODEL_LIMIT, Bracket(8192, None))
@@ -118,39 +118,39 @@ def test_longer_than_the_model_allows_is_not_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reading", "status"), [(Reading.WRONG, Status.BAD_CONFIG), (Reading.NO_LENGTH, Status.DOES_NOT_FIT)]
+    ("reading", "status"), [(Answer.WRONG, Status.BAD_CONFIG), (Answer.NO_LENGTH, Status.DOES_NOT_FIT)]
 )
-def test_hopeless_first_launch_ends_the_search(reading: Reading, status: Status) -> None:
+def test_hopeless_first_launch_ends_the_search(reading: Answer, status: Status) -> None:
     done, seen = search(lambda length: Observation(length, reading), Space())
     assert (done.status, len(seen), done.bracket) == (status, 1, Bracket())
 
 
 def test_bad_configuration_after_an_answer_about_capacity_is_not_believed() -> None:
-    answers = {None: Observation(8192, Reading.TOO_LONG, (1000,), limit=8192), 1000: Observation(1000, Reading.WRONG)}
-    step = narrow([answers[None], answers[1000]], Space())
+    answers = {None: Observation(8192, Answer.TOO_LONG, (1000,), limit=8192), 1000: Observation(1000, Answer.WRONG)}
+    step = next_step([answers[None], answers[1000]], Space())
     assert isinstance(step, Try)
 
 
 def test_launches_that_say_nothing_end_inconclusive_not_refused() -> None:
-    done, seen = search(lambda length: Observation(length, Reading.UNKNOWN), Space())
+    done, seen = search(lambda length: Observation(length, Answer.UNKNOWN), Space())
     assert (done.status, done.bracket) == (Status.INCONCLUSIVE, Bracket(None, None))
     assert len(seen) <= 8
 
 
 def test_top_that_cannot_be_tried_is_approached_from_below() -> None:
     truth = engine_with(20_000, 1_048_576, block=16)
-    done, seen = search(lambda n: Observation(n, Reading.UNKNOWN) if n is None else truth(n), Space())
+    done, seen = search(lambda n: Observation(n, Answer.UNKNOWN) if n is None else truth(n), Space())
     assert (done.status, done.bracket) == (Status.EXACT, Bracket(20_000, 20_001))
     assert [o.length for o in seen][:5] == [None, None, 4096, 8192, 16_384]
 
 
 def test_refusal_below_a_fit_is_retried_once_then_unstable() -> None:
-    seen = [Observation(8192, Reading.TOO_LONG, limit=65_536), Observation(16_384, Reading.SERVES)]
-    step = narrow(seen, Space())
+    seen = [Observation(8192, Answer.TOO_LONG, limit=65_536), Observation(16_384, Answer.SERVES)]
+    step = next_step(seen, Space())
     assert isinstance(step, Try)
     assert step.length == 8192
-    for again in (Reading.TOO_LONG, Reading.SERVES):
-        done = narrow([*seen, Observation(8192, again)], Space())
+    for again in (Answer.TOO_LONG, Answer.SERVES):
+        done = next_step([*seen, Observation(8192, again)], Space())
         assert isinstance(done, Done)
         assert (done.status, done.bracket) == (Status.UNSTABLE, Bracket(None, None))
 
@@ -159,8 +159,8 @@ def test_too_short_raises_the_lower_end() -> None:
     def start(length: int | None) -> Observation:
         n = length or 32_768
         if n < 2000:
-            return Observation(n, Reading.TOO_SHORT)
-        return Observation(n, Reading.SERVES if n <= 3000 else Reading.TOO_LONG, (0,), limit=32_768)
+            return Observation(n, Answer.TOO_SHORT)
+        return Observation(n, Answer.SERVES if n <= 3000 else Answer.TOO_LONG, (0,), limit=32_768)
 
     done, _ = search(start, Space())
     assert (done.status, done.bracket) == (Status.EXACT, Bracket(3000, 3001))
@@ -168,15 +168,15 @@ def test_too_short_raises_the_lower_end() -> None:
 
 def test_default_start_of_a_long_rope_model_is_not_its_limit() -> None:
     """Its configuration may only be known after the first launch, which began at the short length."""
-    step = narrow([Observation(4096, Reading.SERVES, limit=4096)], Space(limit=131_072))
+    step = next_step([Observation(4096, Answer.SERVES, limit=4096)], Space(limit=131_072))
     assert isinstance(step, Try)
     assert step.length == 131_072
 
 
 def test_failed_load_after_a_refusal_for_capacity_is_no_answer() -> None:
     """The weights had been loaded: the second failure had another cause."""
-    step = narrow(
-        [Observation(131_072, Reading.TOO_LONG, limit=131_072), Observation(60_000, Reading.NO_LENGTH)], Space()
+    step = next_step(
+        [Observation(131_072, Answer.TOO_LONG, limit=131_072), Observation(60_000, Answer.NO_LENGTH)], Space()
     )
     assert isinstance(step, Try)
     assert step.length == 60_000
@@ -186,7 +186,7 @@ def test_longer_regime_is_tried_before_a_shorter_answer_stands() -> None:
     def start(length: int | None) -> Observation:
         n = length or 131_072
         is_served = n <= 20_000 or 32_769 <= n <= 40_000
-        return Observation(n, Reading.SERVES if is_served else Reading.TOO_LONG, limit=131_072)
+        return Observation(n, Answer.SERVES if is_served else Answer.TOO_LONG, limit=131_072)
 
     for hints in ((), (20_000,)):
         done, _ = search(start, Space(hints=hints, switches=(32_768,)))
@@ -240,7 +240,7 @@ def test_launches_that_say_nothing_never_make_a_wrong_ceiling(
 ) -> None:
     ceiling, limit, space, engine = truth
     skips = iter(flaky)
-    done, _ = search(lambda n: Observation(n, Reading.UNKNOWN) if next(skips, False) else engine(n), space)
+    done, _ = search(lambda n: Observation(n, Answer.UNKNOWN) if next(skips, False) else engine(n), space)
     if done.status is Status.EXACT:
         assert done.bracket == Bracket(ceiling, ceiling + 1)
     if done.bracket.serves is not None:

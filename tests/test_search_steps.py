@@ -6,21 +6,21 @@ import pytest
 from test_search import Engine, engine_with, search
 
 from prober.records import Bracket, Status
-from prober.search import (
+from prober.search.next_length import (
     AUTO,
+    Answer,
     Done,
     Observation,
-    Reading,
     Space,
     Strategy,
     Try,
     bracket,
     halvings,
-    narrow,
+    next_step,
 )
 
 LIMIT = 131_072
-SERVES, TOO_LONG, TOO_SHORT, UNKNOWN = Reading.SERVES, Reading.TOO_LONG, Reading.TOO_SHORT, Reading.UNKNOWN
+SERVES, TOO_LONG, TOO_SHORT, UNKNOWN = Answer.SERVES, Answer.TOO_LONG, Answer.TOO_SHORT, Answer.UNKNOWN
 
 
 def refused(length: int | None = LIMIT, *hints: int, limit: int | None = None) -> Observation:
@@ -36,13 +36,13 @@ def unknown(length: int | None) -> Observation:
 
 
 def step(space: Space, *seen: Observation) -> Try:
-    found = narrow(seen, space)
+    found = next_step(seen, space)
     assert isinstance(found, Try), found
     return found
 
 
 def end(space: Space, *seen: Observation) -> Done:
-    found = narrow(seen, space)
+    found = next_step(seen, space)
     assert isinstance(found, Done), found
     return found
 
@@ -115,7 +115,7 @@ def test_model_limit_is_not_asked_for_where_a_shorter_length_was_refused() -> No
 
 
 def test_lowest_limit_that_a_refusal_names_bounds_the_search() -> None:
-    over = [Observation(n, Reading.OVER_LIMIT, limit=limit) for n, limit in ((LIMIT, 65_536), (65_536, 8192))]
+    over = [Observation(n, Answer.OVER_LIMIT, limit=limit) for n, limit in ((LIMIT, 65_536), (65_536, 8192))]
     assert step(Space(limit=LIMIT), *over[:1]).length == 65_536
     assert step(Space(limit=LIMIT), *over).length == 8192
     assert step(Space(), *over, Observation(16_384, UNKNOWN, limit=16_384)).length == 8192
@@ -230,12 +230,12 @@ def test_two_answers_for_a_length_that_nobody_knows_do_not_contradict() -> None:
     assert step(Space(), Observation(None, SERVES), refused(None)).length == 4096
 
 
-@pytest.mark.parametrize("hopeless", [Reading.NO_LENGTH, Reading.WRONG])
+@pytest.mark.parametrize("hopeless", [Answer.NO_LENGTH, Answer.WRONG])
 @pytest.mark.parametrize("answer", [SERVES, TOO_LONG])
-def test_no_length_can_is_no_answer_where_one_was_judged(hopeless: Reading, answer: Reading) -> None:
+def test_no_length_can_is_no_answer_where_one_was_judged(hopeless: Answer, answer: Answer) -> None:
     judged = Observation(8192, answer)
     for seen in ([judged, Observation(9000, hopeless)], [Observation(8192, hopeless), judged]):
-        assert isinstance(narrow(seen, Space(limit=LIMIT)), Try)
+        assert isinstance(next_step(seen, Space(limit=LIMIT)), Try)
 
 
 # Regimes: a longer length may fit again

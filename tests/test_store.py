@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from row_makers import a_ceiling, a_row, a_trial, record, trials
 
-from prober.matrix.ceiling_row import public_model, row_of
-from prober.matrix.lookup import Question, look_up
-from prober.matrix.public_text import public_environment, public_flags, public_text
-from prober.matrix.schema import HEADER, CeilingKind, UnreadableRow, from_cells, to_cells
-from prober.matrix.store import Store
-from prober.matrix.table import HEADER_LINE, ForeignMatrix
-from prober.matrix.trial_json import dump_trial, load_trial
 from prober.records import Bracket, Combination, CompileState, NotReady, Outcome, Source, Status, Trial, Verify
+from prober.results.csv_format import HEADER_LINE, ForeignMatrix
+from prober.results.from_ceiling import public_model, row_of
+from prober.results.lookup import Query, look_up
+from prober.results.schema import HEADER, CeilingKind, UnreadableRow, from_cells, to_cells
+from prober.results.store import Store
+from prober.results.text import public_environment, public_flags, public_text
+from prober.results.trial_json import dump_trial, load_trial
 
 
 @given(trials)
@@ -131,7 +131,7 @@ def test_a_cell_that_a_spreadsheet_spoiled_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnreadableRow, match=r"matrix\.csv.*max_model_len.*3968\.0"):
         store.rows()
     with pytest.raises(UnreadableRow, match=r"3968\.0"):
-        look_up(tmp_path, Question(model="qwen3-8b"))
+        look_up(tmp_path, Query(model="qwen3-8b"))
     store.put([a_row(model="another")])
     assert "3968.0" in path.read_text()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from row_makers import a_row, a_trial
 
-from prober.matrix.store import Store
-from prober.matrix.trial_json import dump_trial
+from prober.results.store import Store
+from prober.results.trial_json import dump_trial
 
 TESTS = Path(__file__).parent
 
@@ -72,7 +72,7 @@ import resource, sys
 from pathlib import Path
 from row_makers import a_row, a_trial
 from prober.records import NotReady
-from prober.matrix.store import Store
+from prober.results.store import Store
 store = Store(Path(sys.argv[1]))
 store.append(a_trial(1)); store.put([a_row()])
 before = store.trials_path.read_bytes(), store.matrix_path.read_bytes()
@@ -105,7 +105,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from row_makers import a_row, a_trial
-from prober.matrix.store import Store
+from prober.results.store import Store
 store, number = Store(Path(sys.argv[1])), int(sys.argv[2])
 for batch in range(20):
     store.put([a_row(model=f"model-{number}", machine=f"{batch}-{i}") for i in range(10)])
@@ -131,7 +131,7 @@ REPLACER = """
 import itertools, sys
 from pathlib import Path
 from row_makers import a_row
-from prober.matrix.store import Store
+from prober.results.store import Store
 store = Store(Path(sys.argv[1]))
 print("ready", file=sys.stderr, flush=True)
 for number in itertools.count():
@@ -144,8 +144,8 @@ KILLER = """
 import itertools, os, signal, sys, time
 from pathlib import Path
 from row_makers import a_row
-from prober.matrix.table import HEADER_LINE
-from prober.matrix.store import Store
+from prober.results.csv_format import HEADER_LINE
+from prober.results.store import Store
 store = Store(Path(sys.argv[1]))
 drafts = 0
 for kill in range(200):

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from prober.matrix.schema import HEADER, from_cells
-from prober.matrix.schema_pages import pages
-from prober.matrix.table import read_records, record_of, render
 from prober.records import Source
+from prober.results.csv_format import read_records, record_of, render
+from prober.results.datapackage import pages
+from prober.results.schema import HEADER, from_cells
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

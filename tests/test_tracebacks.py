@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prober.logs.explain import explain, render
-from prober.logs.verdict import Reader, classify
+from prober.advice.explain import explain, render
+from prober.logs.classify import Reader, classify
 from prober.records import Outcome, Stage, Verdict
 
 V1 = "(EngineCore_DP0 pid=12) ERROR 04-15 06:30:01 [core.py:700] "

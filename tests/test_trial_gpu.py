@@ -20,7 +20,7 @@ from fake_engine import FakeEngine, Fault, FaultKind, Launched, Scenario, make_e
 from fake_nvml import Gpu, build_stub, claim, nvml_environment, write_state
 
 from prober import lookup
-from prober.matrix.store import Store
+from prober.results.store import Store
 
 ANSWER = "496  (a request of exactly that length was answered)"
 GPU_MIB = 9000
@@ -240,14 +240,14 @@ def test_a_mistake_in_the_gpus_is_told_at_once_and_no_row_of_the_matrix(box: Box
 LEAKING = """
 import sys
 from pathlib import Path
-from prober.controller import Task, measure
-from prober.display import PlainDisplay
-from prober.trials.engine import Engine
-from prober.trials.patience import Limits
+from prober.measure.search_loop import Task, measure
+from prober.cli.progress import PlainDisplay
+from prober.engine.install import Engine
+from prober.trial.timeouts import Limits
 from prober.records import Combination, NotReady, Verify
-from prober.launches import launcher
-from prober.station import hold
-from prober.matrix.store import Store
+from prober.measure.monitor import launcher
+from prober.measure.devices import hold
+from prober.results.store import Store
 
 model, results = sys.argv[1:]
 engine, combination = Engine(Path(sys.executable), "0.32.0", None, False), Combination(model)

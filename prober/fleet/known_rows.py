@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from prober.matrix.ceiling_row import public_model
-from prober.matrix.public_text import public_flags
-from prober.matrix.schema import Row
-from prober.matrix.serve_flags import is_beyond_limit
 from prober.records import Combination, Source, Status, Verify
+from prober.results.from_ceiling import public_model
+from prober.results.schema import Row
+from prober.results.serve_command import is_beyond_limit
+from prober.results.text import public_flags
 
 About = tuple[object, ...]
 

@@ -12,27 +12,28 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from prober import __version__, station
-from prober.campaign import row_as_written
-from prober.checkpoint import is_directory, limit_beyond_default, revision_of
-from prober.controller import Launcher, Task, combination_key, measure
+from prober import __version__
+from prober.engine.hub_cache import is_directory, limit_beyond_default, revision_of
+from prober.engine.install import Engine, inspect, settings
 from prober.fleet import node_engine
-from prober.fleet.carry import split, still_guiding
-from prober.fleet.cells import FleetNode
-from prober.fleet.jobs import Answer, End, Job, Known, Streamed
-from prober.fleet.plan import EngineWish
-from prober.launches import launcher
-from prober.machine import gpus, host, neighbours
-from prober.machine.private import private_folder
-from prober.matrix.schema import Row
-from prober.matrix.store import Store
-from prober.observe import observe
+from prober.fleet.jobs import FleetNode
+from prober.fleet.migrated_trials import split, still_guiding
+from prober.fleet.plan import EngineSpec
+from prober.fleet.protocol import End, Job, Known, Reply, Streamed
+from prober.host import idle, nvml, system
+from prober.host.tempdir import private_folder
+from prober.measure import devices
+from prober.measure.measure import row_as_written
+from prober.measure.monitor import launcher
+from prober.measure.search_loop import Launcher, Task, combination_key, measure
 from prober.records import Bracket, Ceiling, Machine, NotReady, ProberError, Stage, Status, Trial
-from prober.search import Space, Try
-from prober.search import bracket as bracket_of
-from prober.trials.engine import Engine, inspect, settings
-from prober.trials.launch import output_of
-from prober.trials.patience import Limits
+from prober.results.schema import Row
+from prober.results.store import Store
+from prober.search.interpret import interpret
+from prober.search.next_length import Space, Try
+from prober.search.next_length import bracket as bracket_of
+from prober.trial.process import output_of
+from prober.trial.timeouts import Limits
 
 LOG_BYTES = 4 * 2**20  # of a trial's log that travel to the driver: the end, where the evidence is
 
@@ -43,16 +44,16 @@ class Expired(Exception):  # not an error: the time for this search is up
     """The search ends with the bracket it has."""
 
 
-def search(job: Job, emit: Emit) -> Answer:
+def search(job: Job, emit: Emit) -> Reply:
     """Run one search here, telling each trial as it ends. Nothing of it lives on afterwards, however it ends."""
-    neighbours.end_stale()  # what a killed search of ours has left on this node
+    idle.end_stale()  # what a killed search of ours has left on this node
     try:
         with without_ray():
             return _answer(job, emit)
     except NotReady as error:
-        return Answer(End.NOT_READY, str(error))
+        return Reply(End.NOT_READY, str(error))
     except ProberError as error:
-        return Answer(End.FAILED, str(error))
+        return Reply(End.FAILED, str(error))
 
 
 @contextlib.contextmanager
@@ -65,12 +66,12 @@ def without_ray() -> Iterator[None]:
         os.environ.update(hidden)
 
 
-def _answer(job: Job, emit: Emit) -> Answer:
+def _answer(job: Job, emit: Emit) -> Reply:
     engine = _engine(node_engine.python_of(job.cell.engine))
     device = "cpu" if job.cell.is_cpu else "cuda"
-    with station.hold(engine, device, job.cell.gpus, None, lambda _: None, job.wait_seconds) as here:
+    with devices.hold(engine, device, job.cell.gpus, None, lambda _: None, job.wait_seconds) as here:
         if here.machine.gpu != job.cell.gpu:
-            return Answer(End.NOT_READY, f"the GPU is a {here.machine.gpu}, not a {job.cell.gpu}")
+            return Reply(End.NOT_READY, f"the GPU is a {here.machine.gpu}, not a {job.cell.gpu}")
         with private_folder(Path(tempfile.gettempdir())) as folder:
             search_here = Search(job, here.machine, folder, emit)
             with launcher(here, search_here.store, job.verify, Limits()) as launch:
@@ -94,7 +95,7 @@ class Search:
         self._before = len(self._own)
         self.store = Store(folder)  # where logs go; trials of each attempt have a store of their own
 
-    def run(self, launch: Launcher) -> Answer:
+    def run(self, launch: Launcher) -> Reply:
         """Search until the answer stands on trials of this machine alone, or until the time is up."""
         model = self._job.cell.combination.model
         pinned = revision_of(model) if is_directory(model) else None
@@ -113,11 +114,11 @@ class Search:
             ceiling = self._settled(task, launch)
         except Expired:
             ceiling = self._interrupted(task, time.monotonic() - began)
-            return Answer(End.EXPIRED, ceiling.why, row_as_written(ceiling) if ceiling.trials else None)
+            return Reply(End.EXPIRED, ceiling.why, row_as_written(ceiling) if ceiling.trials else None)
         own = {trial.id for trial in self._own}
         trials = tuple(trial for trial in ceiling.trials if trial.id in own)
         ceiling = replace(ceiling, trials=trials, launches=len(self._own) - self._before or len(trials))
-        return Answer(End.ANSWERED, ceiling.why, row_as_written(ceiling))
+        return Reply(End.ANSWERED, ceiling.why, row_as_written(ceiling))
 
     def _settled(self, task: Task, launch: Launcher) -> Ceiling:
         attempt = 0
@@ -140,7 +141,7 @@ class Search:
     def _interrupted(self, task: Task, seconds: float) -> Ceiling:
         key = combination_key(task.combination, task.pinned)  # not those with fewer sequences than were asked for
         trials = tuple(trial for trial in self._own if trial.combination_key == key)
-        observations = [o for trial in trials if (o := observe(trial, task.verify)) is not None]
+        observations = [o for trial in trials if (o := interpret(trial, task.verify)) is not None]
         bracket = bracket_of(observations, Space())
         return Ceiling(
             combination=task.combination,
@@ -189,11 +190,11 @@ def _words(bracket: Bracket) -> str:
     return f"{serves}, {refused}"
 
 
-def describe(node: FleetNode, engines: Sequence[EngineWish], makes_engines: bool, driver_version: str) -> FleetNode:
+def describe(node: FleetNode, engines: Sequence[EngineSpec], makes_engines: bool, driver_version: str) -> FleetNode:
     """Fill in what only the node itself can say; ``node`` holds what Ray says of it. May make engines (minutes)."""
     if __version__ != driver_version:
         return replace(node, problem=f"it has prober {__version__}, and the driver {driver_version}")
-    here = gpus.inventory(None)
+    here = nvml.inventory(None)
     types = sorted({gpu.name for gpu in here.gpus})
     problem = None
     if node.gpus and not types:
@@ -203,10 +204,10 @@ def describe(node: FleetNode, engines: Sequence[EngineWish], makes_engines: bool
     known = {wish.name: (node_engine.make if makes_engines else node_engine.look)(wish) for wish in engines}
     return replace(
         node,
-        gpu=types[0] if node.gpus and types else host.cpu_name(),
+        gpu=types[0] if node.gpus and types else system.cpu_name(),
         gpus=min(node.gpus, len(here.gpus)),
         driver=here.driver if node.gpus else None,
         engines=known,
         problem=problem,
-        notes=tuple(f"GPU {gpu.index} is busy: {neighbours.describe(gpu)}" for gpu in here.gpus if not gpu.is_idle),
+        notes=tuple(f"GPU {gpu.index} is busy: {idle.describe(gpu)}" for gpu in here.gpus if not gpu.is_idle),
     )

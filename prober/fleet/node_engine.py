@@ -7,21 +7,21 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from prober.fleet.cells import NodeEngine
-from prober.fleet.plan import EngineWish
+from prober.engine.install import inspect
+from prober.fleet.jobs import NodeEngine
+from prober.fleet.plan import EngineSpec
 from prober.records import NotReady
-from prober.trials.engine import inspect
-from prober.trials.launch import output_of
+from prober.trial.process import output_of
 
 MAKE_SECONDS = 3600.0  # vLLM and what it needs are several GiB
 
 
-def python_of(wish: EngineWish) -> Path:
+def python_of(wish: EngineSpec) -> Path:
     """The interpreter; of a version to be made, where `make` puts it."""
     return Path(wish.python) if wish.python is not None else _folder() / f"vllm-{wish.version}" / "bin" / "python"
 
 
-def look(wish: EngineWish) -> NodeEngine:
+def look(wish: EngineSpec) -> NodeEngine:
     """Say what is there now. An engine that can be made here counts as there."""
     python = python_of(wish)
     if wish.version is not None and not python.exists():
@@ -34,7 +34,7 @@ def look(wish: EngineWish) -> NodeEngine:
         return NodeEngine(problem=str(error))
 
 
-def make(wish: EngineWish) -> NodeEngine:
+def make(wish: EngineSpec) -> NodeEngine:
     """Make the environment if it is not there, and say what is there now. It appears whole or not at all."""
     target = _folder() / f"vllm-{wish.version}"
     if wish.version is None or target.exists():

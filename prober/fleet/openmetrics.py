@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from prober.fleet.nightly import ceiling_of
-from prober.fleet.nightly_text import Night, rows_of
-from prober.matrix.schema import KEY, Row
+from prober.fleet.compare import ceiling_of
+from prober.fleet.summary import NightSummary, rows_of
+from prober.results.schema import KEY, Row
 
 
-def open_metrics(night: Night) -> str:
+def open_metrics(night: NightSummary) -> str:
     """One gauge a row, with the columns that say what it is about as labels, and the night's own counts."""
     by_labels = {_labels(row): row for row in rows_of(night)}  # a sample may be there once
     lengths = {labels: ceiling_of(row) for labels, row in sorted(by_labels.items())}

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from prober.fleet.cells import Cell, FleetNode, runs_on
+from prober.fleet.jobs import Cell, FleetNode, runs_on
 
 
 @dataclass(slots=True)

@@ -11,10 +11,10 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prober import flags
-from prober.fleet.plan_table import Lines, PlanError, Table
+from prober.engine import flags
+from prober.fleet.toml_table import Lines, PlanError, Table
 from prober.records import CompileState, Entrypoint, UsageError, Verify
-from prober.search import LOWEST
+from prober.search.next_length import LOWEST
 
 EVERY_TYPE = "all"
 DEFAULT = "default"  # in an axis: vLLM's own default
@@ -22,7 +22,7 @@ USES_RAY = "--distributed-executor-backend"
 
 
 @dataclass(frozen=True, slots=True)
-class EngineWish:
+class EngineSpec:
     """One vLLM: an interpreter that is there on the nodes, or a version that ``uv`` installs on each node."""
 
     python: str | None = None
@@ -34,7 +34,7 @@ class EngineWish:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelWish:
+class ModelSpec:
     """One model and its axes; their product is measured."""
 
     model: str
@@ -52,8 +52,8 @@ class ModelWish:
 class Plan:
     """What a night shall answer, and what it may take."""
 
-    models: tuple[ModelWish, ...]
-    engines: tuple[EngineWish, ...]
+    models: tuple[ModelSpec, ...]
+    engines: tuple[EngineSpec, ...]
     name: str = "fleet"
     deadline_hours: float = 8.0
     cell_minutes: float | None = None  # of one search; None: no more than the night
@@ -85,7 +85,7 @@ def read_plan(text: str, name: str = "plan.toml") -> Plan:
     return plan
 
 
-def _plan(top: Table, models: tuple[ModelWish, ...], engines: tuple[EngineWish, ...]) -> Plan:
+def _plan(top: Table, models: tuple[ModelSpec, ...], engines: tuple[EngineSpec, ...]) -> Plan:
     usual = Plan((), ())
     plan = Plan(
         models=models,
@@ -109,8 +109,8 @@ def _plan(top: Table, models: tuple[ModelWish, ...], engines: tuple[EngineWish, 
     return plan
 
 
-def _engine(table: Table) -> EngineWish:
-    engine = EngineWish(table.one("python", str, None), table.one("version", str, None))
+def _engine(table: Table) -> EngineSpec:
+    engine = EngineSpec(table.one("python", str, None), table.one("version", str, None))
     table.refuse_unread()
     if (engine.python is None) == (engine.version is None):
         raise table.error("", "an engine has either python (an interpreter on the nodes) or version (made with uv)")
@@ -119,14 +119,14 @@ def _engine(table: Table) -> EngineWish:
     return engine
 
 
-def _model(table: Table, defaults: Table) -> ModelWish:
+def _model(table: Table, defaults: Table) -> ModelSpec:
     name = table.one("name", str, None)
     if not name:
         raise table.error("name", "every model needs one: a Hub name, or a directory on the nodes")
     if name.startswith(("./", "../", "~")):
         raise table.error("name", f"{name!r} depends on who runs it; nodes need an absolute path")
     table = table.over(defaults)
-    wish = ModelWish(
+    wish = ModelSpec(
         model=name,
         revision=table.one("revision", str, None),
         gpus=table.axis("gpus", _word, (EVERY_TYPE,)),
@@ -141,7 +141,7 @@ def _model(table: Table, defaults: Table) -> ModelWish:
     return wish
 
 
-def _refuse_twins(top: Table, engines: Sequence[EngineWish]) -> None:
+def _refuse_twins(top: Table, engines: Sequence[EngineSpec]) -> None:
     names = [engine.name for engine in engines]
     twin = next((name for name in names if names.count(name) > 1), None)
     if twin is not None:

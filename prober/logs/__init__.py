@@ -1,1 +1,1 @@
-"""Start-up logs of vLLM: from bytes to a verdict, and from a verdict to advice. Pure."""
+"""vLLM's startup logs: from bytes to a verdict. Pure."""

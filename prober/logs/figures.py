@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from prober.logs.logtext import Record, excerpt
-from prober.logs.patterns import Template, numbers
+from prober.logs.lines import LogRecord, excerpt
+from prober.logs.template import Template, numbers
 from prober.records import Figures
 
 _LARGEST_BINDS = ("weights_gib", "activation_gib", "peak_gib", "non_torch_gib", "cuda_graph_gib", "needed_gib")
@@ -36,14 +36,16 @@ class NoRoom:
     rank: int | None
 
 
-class Ledger:
+class FigureCollector:
     """Collects figures line by line; of several ranks the one that binds."""
 
     def __init__(self) -> None:
         self._found: dict[str, float | str] = {}
         self.no_room: NoRoom | None = None
 
-    def read(self, text: str, templates: Sequence[Template], line: int, record: Record | None = None) -> set[Template]:
+    def read(
+        self, text: str, templates: Sequence[Template], line: int, record: LogRecord | None = None
+    ) -> set[Template]:
         """Take every figure in a line; return the templates that matched."""
         known: set[Template] = set()
         for template in templates:
@@ -52,7 +54,7 @@ class Ledger:
                 self.take(match, line, record)
         return known
 
-    def take(self, match: re.Match[str], line: int = 0, record: Record | None = None) -> None:
+    def take(self, match: re.Match[str], line: int = 0, record: LogRecord | None = None) -> None:
         """Take the figures of one match."""
         found = numbers(match)
         if "needed_gib" in found and "available_gib" in found:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from prober.logs.patterns import Template
+from prober.logs.template import Template
 from prober.records import Outcome, Stage
 
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from prober.logs.logtext import Record, excerpt
-from prober.logs.marks import FRAME, FRAMES, OUTER_FRAMES
-from prober.logs.patterns import Template
+from prober.logs.lines import LogRecord, excerpt
+from prober.logs.messages import FRAME, FRAMES, OUTER_FRAMES
+from prober.logs.template import Template
 from prober.records import Stage
 
 
@@ -53,7 +53,7 @@ class Tracebacks:
         """A process starts to print a traceback."""
         self._of.pop(process, None)
 
-    def read(self, record: Record, owners: Collection[Template], number: int) -> None:
+    def read(self, record: LogRecord, owners: Collection[Template], number: int) -> None:
         """Take what the line tells, if it belongs to a traceback."""
         if FRAME in owners and (match := FRAME.regex.search(record.text)):
             evidence = excerpt(record.text, match.start(), match.end())

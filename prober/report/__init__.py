@@ -1,1 +1,1 @@
-"""The matrix as one page."""
+"""The matrix as one HTML page or Markdown table."""

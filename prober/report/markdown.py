@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from prober.matrix.public_text import printable
-from prober.matrix.schema import Row
 from prober.report.rows import HEADINGS, lines_of
+from prober.results.schema import Row
+from prober.results.text import printable
 
 _PLAIN = re.compile(r"[\w .,·≥–-]*")
 _IN_CODE = {"model"}

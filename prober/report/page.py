@@ -14,11 +14,11 @@ from datetime import datetime
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from prober.matrix.schema import Row
 from prober.records import NotReady
-from prober.report.curves import curves_of
-from prober.report.heat import STEPS, heat_of
-from prober.report.rows import HEADINGS, Kind, Line, choices, lines_of, told
+from prober.report.charts import curves_of
+from prober.report.heatmap import STEPS, heat_of
+from prober.report.rows import HEADINGS, Line, RowKind, choices, lines_of, told
+from prober.results.schema import Row
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -97,7 +97,7 @@ def _counts(lines: Sequence[Line]) -> dict[str, int]:
         "rows": len(lines),
         "models": len({line.row.model for line in lines}),
         "gpus": len({line.row.gpu for line in lines}),
-        "proven": sum(line.kind in (Kind.PROVEN, Kind.BOUND) for line in lines),
+        "proven": sum(line.kind in (RowKind.PROVEN, RowKind.BOUND) for line in lines),
     }
 
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from prober.matrix.answers import Question
-from prober.matrix.lookup import answer, utilization
-from prober.matrix.naming import version_order
-from prober.matrix.schema import COLUMNS, KEY, Column, Row
-from prober.matrix.serve_flags import Unproven, command, is_beyond_limit
 from prober.records import Source, Status
+from prober.results.lookup import answer, utilization
+from prober.results.naming import version_order
+from prober.results.query import Query
+from prober.results.schema import COLUMNS, KEY, Column, Row
+from prober.results.serve_command import Unproven, command, is_beyond_limit
 
 
-class Kind(StrEnum):
+class RowKind(StrEnum):
     """What a row says about a length, best first."""
 
     PROVEN = "proven"  # a full-length request was answered, and one token more is refused or not allowed
@@ -81,7 +81,7 @@ class Line:
 
     row: Row
     cells: tuple[str, ...]
-    kind: Kind
+    kind: RowKind
     tokens: int | None  # the number that the kind is about
     combination: tuple[object, ...]  # what several machines may have in common
     serve: str | None  # what starts vLLM with it; None: no length is proven
@@ -121,46 +121,46 @@ def _line(row: Row) -> Line:
     )
 
 
-def judged(row: Row) -> tuple[Kind, int | None]:
+def judged(row: Row) -> tuple[RowKind, int | None]:
     """Say what kind of answer the row is, and the number of tokens it is about."""
     if row.status is Status.DOES_NOT_FIT:
-        return Kind.NO_FIT, None
+        return RowKind.NO_FIT, None
     if row.status is Status.UNSTABLE:
-        return Kind.UNKNOWN, None  # an interval, never one number
+        return RowKind.UNKNOWN, None  # an interval, never one number
     if is_beyond_limit(row):
-        return Kind.UNKNOWN, None  # no ceiling of the model: beyond its own limit answers may be wrong
+        return RowKind.UNKNOWN, None  # no ceiling of the model: beyond its own limit answers may be wrong
     if row.source is not Source.MEASURED:
         claimed = row.max_model_len or row.served_max_model_len or row.starts_max_model_len
         if claimed is not None:
-            return Kind.STARTS, claimed
+            return RowKind.STARTS, claimed
     elif row.max_model_len is not None:
-        return (Kind.BOUND if row.status is Status.AT_LEAST else Kind.PROVEN), row.max_model_len
+        return (RowKind.BOUND if row.status is Status.AT_LEAST else RowKind.PROVEN), row.max_model_len
     elif row.served_max_model_len is not None:
-        return Kind.BOUND, row.served_max_model_len
+        return RowKind.BOUND, row.served_max_model_len
     elif row.starts_max_model_len is not None:
-        return Kind.STARTS, row.starts_max_model_len
+        return RowKind.STARTS, row.starts_max_model_len
     if row.refused_max_model_len is not None:
-        return Kind.REFUSED, row.refused_max_model_len
-    return Kind.UNKNOWN, None
+        return RowKind.REFUSED, row.refused_max_model_len
+    return RowKind.UNKNOWN, None
 
 
-def told(kind: Kind, tokens: int | None) -> str:
+def told(kind: RowKind, tokens: int | None) -> str:
     """Write an answer in one cell. report.js writes the same."""
     number = f"{tokens:,}" if tokens is not None else "?"
     return {
-        Kind.PROVEN: number,
-        Kind.BOUND: f"≥ {number}",
-        Kind.STARTS: f"starts {number}",
-        Kind.NO_FIT: "no fit",
-        Kind.REFUSED: f"< {number}",
-        Kind.UNKNOWN: "?",
+        RowKind.PROVEN: number,
+        RowKind.BOUND: f"≥ {number}",
+        RowKind.STARTS: f"starts {number}",
+        RowKind.NO_FIT: "no fit",
+        RowKind.REFUSED: f"< {number}",
+        RowKind.UNKNOWN: "?",
     }[kind]
 
 
-def _cells(row: Row, kind: Kind, tokens: int | None) -> tuple[str, ...]:
-    proven = told(kind, tokens) if kind in (Kind.PROVEN, Kind.BOUND) else _UNSAID
+def _cells(row: Row, kind: RowKind, tokens: int | None) -> tuple[str, ...]:
+    proven = told(kind, tokens) if kind in (RowKind.PROVEN, RowKind.BOUND) else _UNSAID
     starts = row.starts_max_model_len
-    if kind is Kind.STARTS:
+    if kind is RowKind.STARTS:
         starts = tokens
     return (
         row.model,
@@ -206,19 +206,19 @@ def _shortened(flags: str) -> str:
     return flags if len(flags) <= _LONGEST_FLAGS else flags[: _LONGEST_FLAGS - 1] + "…"
 
 
-def _answer_words(row: Row, kind: Kind) -> str:
+def _answer_words(row: Row, kind: RowKind) -> str:
     if row.status is Status.UNSTABLE and row.served_max_model_len and row.refused_max_model_len:
         return f"unstable, {row.served_max_model_len:,} to {row.refused_max_model_len:,}"
     if row.status is not None:
         return _ANSWERS[row.status]
-    return {Kind.STARTS: "a start only", Kind.REFUSED: f"refused at {_number(row.refused_max_model_len)}"}.get(
+    return {RowKind.STARTS: "a start only", RowKind.REFUSED: f"refused at {_number(row.refused_max_model_len)}"}.get(
         kind, "unknown"
     )
 
 
 def serve_command(row: Row) -> str | None:
     """Write the command that serves with the row's proven length; None: there is none to hand out."""
-    if judged(row)[0] not in (Kind.PROVEN, Kind.BOUND):
+    if judged(row)[0] not in (RowKind.PROVEN, RowKind.BOUND):
         return None
     try:
         return command(row)
@@ -227,7 +227,7 @@ def serve_command(row: Row) -> str | None:
 
 
 def _measure_command(row: Row) -> str:
-    question = Question(
+    question = Query(
         model=row.model,
         tensor_parallel_size=row.tensor_parallel_size,
         pipeline_parallel_size=row.pipeline_parallel_size if row.pipeline_parallel_size != 1 else None,

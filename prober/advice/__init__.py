@@ -1,0 +1,1 @@
+"""From a verdict to what the user can do about it. Pure."""

@@ -1,0 +1,343 @@
+"""The `probe` command: its options, and what is seen while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from prober.records import Combination, CompileState, Entrypoint, NotReady, Stage, Status, Verify
+
+if TYPE_CHECKING:
+    from prober.measure.measure import Display, PlannedCombination, Request
+
+UNANSWERED = (Status.INCONCLUSIVE, Status.UNSTABLE, Status.BAD_CONFIG)
+
+
+def numbers(
+    kind: type, most: float | None = None
+) -> Callable[[click.Context, click.Parameter, str | None], tuple[Any, ...] | None]:
+    """A callback that reads a list such as 1,2,4."""
+
+    def read(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[Any, ...] | None:
+        if text is None:
+            return None
+        try:
+            values = _once(kind(part) for part in text.split(","))
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not a number or a list such as 1,2", context, parameter) from None
+        if any(not 0 < value <= (most or value) for value in values):
+            raise click.BadParameter(f"{text!r} is out of range", context, parameter)
+        return values
+
+    return read
+
+
+def words(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    """Read a list of words such as auto,fp8."""
+    return None if text is None else _once(text.split(","))
+
+
+def _once(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Each value once: what is said twice is not measured twice."""
+    return tuple(dict.fromkeys(values))
+
+
+def varied(context: click.Context, parameter: click.Parameter, pairs: Sequence[str]) -> tuple[Any, ...]:
+    """Read FLAG=V1,V2 pairs; the dashes may be left out."""
+    found = []
+    for pair in pairs:
+        flag, _, values = pair.partition("=")
+        if not flag or not values:
+            raise click.BadParameter(f"{pair!r} is not FLAG=VALUE,VALUE", context, parameter)
+        if "," in values and any(mark in values for mark in "{["):
+            raise click.BadParameter(f"{pair!r}: a comma separates values; vary one key of JSON as FLAG.KEY=V,V")
+        found.append((flag if flag.startswith("-") else f"--{flag}", _once(values.split(","))))
+    return tuple(found)
+
+
+def compile_states(context: click.Context, parameter: click.Parameter, text: str) -> tuple[CompileState, ...]:
+    """Read a list such as cold,eager."""
+    try:
+        return _once(CompileState(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is not one or more of {','.join(CompileState)}", context, parameter
+        ) from None
+
+
+def finite(context: click.Context, parameter: click.Parameter, number: float | None) -> float | None:
+    """Refuse what is a float and no number: nan, and an endless wait."""
+    if number is not None and not math.isfinite(number):
+        raise click.BadParameter(f"{number} is not a finite number", context, parameter)
+    return number
+
+
+def positive(text: str) -> float:
+    """A number above 0 that is one. Raises ValueError."""
+    number = float(text)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(text)
+    return number
+
+
+def stage_limits(context: click.Context, parameter: click.Parameter, pairs: Sequence[str]) -> dict[Stage, float]:
+    """Read STAGE=SECONDS pairs."""
+    limits = {}
+    for pair in pairs:
+        name, _, seconds = pair.partition("=")
+        try:
+            limits[Stage(name)] = positive(seconds)
+        except ValueError:
+            names = ", ".join(Stage)
+            raise click.BadParameter(f"{pair!r} is not STAGE=SECONDS; stages: {names}", context, parameter) from None
+    return limits
+
+
+def default_python() -> Path:
+    """The engine's interpreter: ENGINE_PYTHON, else the environment that `make engine` made, else `python3`."""
+    if named := os.environ.get("ENGINE_PYTHON"):
+        return Path(named)
+    made = Path(".venv-engine/bin/python")
+    return made if made.exists() else Path("python3")
+
+
+@click.command()
+@click.argument("model")
+@click.argument("vllm_flags", nargs=-1, type=click.UNPROCESSED)
+@click.option("--tp", default="1", callback=numbers(int), metavar="N[,N]", help="Tensor-parallel sizes. [1]")
+@click.option(
+    "--gpu-memory-utilization",
+    callback=numbers(float, most=1),
+    metavar="X[,X]",
+    help="Shares of the GPU's memory. [vLLM's own default]",
+)
+@click.option("--kv-cache-dtype", callback=words, metavar="T[,T]", help="Types of the KV cache: auto,fp8. [vLLM's]")
+@click.option("--max-num-seqs", callback=numbers(int), metavar="N[,N]", help="Sequences at once. [vLLM's]")
+@click.option(
+    "--vary",
+    multiple=True,
+    callback=varied,
+    metavar="FLAG=V[,V]",
+    help="One more axis: a vLLM flag and its values; on and off for a switch.",
+)
+@click.option(
+    "--entrypoint",
+    type=click.Choice([e.value for e in Entrypoint]),
+    default="serve",
+    show_default=True,
+    help="Start vLLM's server, or vllm.LLM in a process.",
+)
+@click.option(
+    "--python",
+    type=click.Path(path_type=Path),
+    help="The interpreter that has vLLM. [$ENGINE_PYTHON, .venv-engine, python3]",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+    show_default=True,
+    help="What vLLM runs on.",
+)
+@click.option(
+    "--gpus",
+    callback=words,
+    metavar="ID[,ID]",
+    help="GPUs to take, by number or UUID. [idle ones]",
+)
+@click.option("--low", type=click.IntRange(2), help="Shortest length of interest. [16]")
+@click.option("--high", type=click.IntRange(2), help="Longest length of interest. [the model's limit]")
+@click.option(
+    "--verify",
+    type=click.Choice([v.value for v in Verify]),
+    default="full",
+    show_default=True,
+    help="Proof of a length: a start only, a short answer, or an answer at full length.",
+)
+@click.option(
+    "--compile",
+    "compile_states",
+    callback=compile_states,
+    default="cold",
+    show_default=True,
+    metavar="STATE[,STATE]",
+    help="What starts find compiled: cold nothing, warm everything, eager compiles nothing.",
+)
+@click.option("--enforce-eager", is_flag=True, help="The same as --compile eager.")
+@click.option("--dummy-weights", is_flag=True, help="Random weights: nothing is downloaded but the configuration.")
+@click.option("--plan", "only_plan", is_flag=True, help="Say what would be measured; start nothing.")
+@click.option("--quick", is_flag=True, help="One launch as a rule: what vLLM chooses, proven; nothing above is tried.")
+@click.option("--certify", is_flag=True, help="Prove a row of the results anew: 2 launches while it still holds.")
+@click.option(
+    "--strategy",
+    type=click.Choice(["hints", "bisect"]),
+    default="hints",
+    show_default=True,
+    help="How lengths are chosen: from vLLM's figures, or by halving alone (for comparison: many launches).",
+)
+@click.option(
+    "--reserve-mib", type=click.IntRange(1), metavar="MIB", help="GPU memory that must stay free at the peak."
+)
+@click.option(
+    "--beyond-model-limit", is_flag=True, help="Up to --high with vLLM's own switch; the row carries a warning."
+)
+@click.option("--budget-launches", type=click.IntRange(1), metavar="N", help="End with the bracket after N launches.")
+@click.option(
+    "--budget-minutes",
+    type=click.FloatRange(0, min_open=True),
+    callback=finite,
+    metavar="M",
+    help="The same after M minutes.",
+)
+@click.option("--fresh", is_flag=True, help="Measure anew; recorded trials only hint.")
+@click.option(
+    "--wait",
+    type=click.FloatRange(0),
+    callback=finite,
+    default=600,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for a GPU that others use.",
+)
+@click.option("--kill-stale", is_flag=True, help="First end what our own killed runs have left on this machine.")
+@click.option(
+    "--stage-limit",
+    multiple=True,
+    callback=stage_limits,
+    metavar="STAGE=SECONDS",
+    help="Time without progress that a stage may take.",
+)
+@click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="The answer as JSON.")
+def probe(model: str, vllm_flags: tuple[str, ...], as_json: bool, **options: Any) -> int:
+    """Find and prove the ceiling of MODEL, a Hub name or a directory.
+
+    Everything after -- goes to vLLM untouched:
+
+    \b
+      prober probe Qwen/Qwen3-8B --gpu-memory-utilization 0.9 -- --kv-cache-dtype fp8
+      prober probe ./my-model --tp 1,2 --gpu-memory-utilization 0.85,0.9
+      prober probe ./my-model --max-num-seqs 16,256 --vary block-size=16,32 --plan
+      prober probe ./my-model --quick
+    """
+    from prober.measure.measure import plan
+    from prober.measure.measure import probe as run
+    from prober.measure.summary import render, table, to_json
+
+    wish = _wish(model, vllm_flags, options)
+    if options["only_plan"]:
+        click.echo(_plan_table(plan(wish)))
+        return 0
+    if options["kill_stale"]:
+        _end_stale()
+    answers = []
+    for ceiling, row in run(wish, _display(wish.verify)):
+        answers.append((ceiling, row))
+        if not as_json:
+            click.echo(("\n" if len(answers) > 1 else "") + render(ceiling, row))
+    if as_json:
+        click.echo(to_json(answers))
+    elif len(answers) > 1:
+        click.echo("\n" + table(answers))
+    return 1 if any(ceiling.status in UNANSWERED for ceiling, _ in answers) else 0
+
+
+def _plan_table(cells: list[PlannedCombination]) -> str:
+    """One line a combination, then the sum."""
+    from prober.measure.summary import describe_with_flags
+
+    lines, total = [], sum(cell.launches for cell in cells)
+    for cell in cells:
+        expected = f"impossible: {cell.impossible}" if cell.impossible else f"about {_launches(cell.launches)}"
+        lines.append(f"{describe_with_flags(cell.combination)}: {expected}")
+    combinations = "1 combination" if len(cells) == 1 else f"{len(cells)} combinations"
+    return "\n".join([*lines, f"{combinations}, about {_launches(total)}"])
+
+
+def _launches(count: int) -> str:
+    return "1 launch" if count == 1 else f"{count} launches"
+
+
+def _sequences(counts: tuple[int, ...] | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return () if counts is None else (("--max-num-seqs", tuple(map(str, counts))),)
+
+
+def _display(verify: Verify) -> Callable[[Combination], Display]:
+    """A live table where stderr is a terminal, plain lines elsewhere."""
+    from prober.cli.progress import LiveDisplay, PlainDisplay
+
+    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return lambda combination: PlainDisplay(combination, verify, _say)
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return lambda combination: LiveDisplay(combination, verify, console)
+
+
+def _say(line: str) -> None:
+    """Progress is worth less than the search: a reader that has gone, or a full disk, does not end it."""
+    with contextlib.suppress(OSError):
+        click.echo(line, err=True)
+
+
+def _end_stale() -> None:
+    from prober.host import idle
+
+    ended, alive = idle.end_stale()
+    for one in ended:
+        click.echo(f"Ended process {one.pid} ({one.name}) of our earlier trial {one.trial}.", err=True)
+    if alive:
+        pids = ",".join(str(one.pid) for one in alive)
+        raise NotReady(f"left-overs of earlier trials do not die; look at them with `ps -fp {pids}`")
+
+
+def _wish(model: str, vllm_flags: tuple[str, ...], options: dict[str, Any]) -> Request:
+    from prober.measure.measure import DUMMY_WEIGHTS, Request
+    from prober.measure.request import Axes
+    from prober.search.next_length import LOWEST, Strategy
+    from prober.trial.timeouts import Limits
+
+    if options["quick"] and options["strategy"] != Strategy.HINTS:
+        raise click.UsageError("--quick goes with --strategy hints only.")
+    if options["quick"] and options["certify"]:
+        raise click.UsageError("--quick leaves out the refusal that --certify is to prove; ask for one of them.")
+    if vllm_flags and not vllm_flags[0].startswith("-"):
+        raise click.UsageError(f"{vllm_flags[0]!r} is neither MODEL nor a flag of vLLM: probe takes one model.")
+    dummy = DUMMY_WEIGHTS if options["dummy_weights"] else ()
+    axes = Axes(
+        model=model,
+        tensor_parallel_sizes=options["tp"],
+        utilizations=options["gpu_memory_utilization"] or (None,),
+        kv_cache_dtypes=options["kv_cache_dtype"] or (None,),
+        varied=(*_sequences(options["max_num_seqs"]), *options["vary"]),
+        entrypoint=Entrypoint(options["entrypoint"]),
+        compile_states=(CompileState.EAGER,) if options["enforce_eager"] else options["compile_states"],
+        vllm_flags=(*vllm_flags, *dummy),
+    )
+    minutes = options["budget_minutes"]
+    return Request(
+        axes=axes,
+        python=options["python"] or default_python(),
+        results=options["results"],
+        device=options["device"],
+        gpus=options["gpus"],
+        low=options["low"] or LOWEST,
+        high=options["high"],
+        verify=Verify(options["verify"]),
+        is_fresh=options["fresh"],
+        is_certifying=options["certify"],
+        strategy=Strategy.QUICK if options["quick"] else Strategy(options["strategy"]),
+        reserve_mib=options["reserve_mib"],
+        is_beyond_limit=options["beyond_model_limit"],
+        most_launches=options["budget_launches"],
+        most_seconds=None if minutes is None else 60 * minutes,
+        wait_seconds=options["wait"],
+        limits=Limits(options["stage_limit"]),
+    )

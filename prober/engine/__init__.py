@@ -1,0 +1,1 @@
+"""vLLM as it is installed: its versions, flags, commands, and where it keeps models."""

@@ -1,0 +1,1 @@
+"""This machine: GPUs, leases, processes, memory."""

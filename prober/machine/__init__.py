@@ -1,1 +1,0 @@
-"""This machine: its GPUs, who uses them, and what else a measurement needs."""

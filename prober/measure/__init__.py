@@ -1,0 +1,1 @@
+"""From a request to recorded rows: searches made of trials."""

@@ -1,0 +1,122 @@
+"""Where trials run: the leased GPUs, idle before each trial and given back after it; or the CPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+from prober.engine.install import Engine
+from prober.host import idle, nvml
+from prober.host.gpu import MIB, Gpu, visible_setting
+from prober.host.leases import choose_and_lease
+from prober.records import Machine, NotReady
+
+IDLE_SECONDS = 600.0  # to wait for a neighbour, unless told otherwise
+RETURN_SECONDS = 60.0  # to wait for a trial's own memory
+LET_PASS_SECONDS = 60.0  # to wait for a busy host, before the next launch
+
+
+@dataclass(slots=True)
+class Devices:
+    """One machine's devices, held for one search."""
+
+    engine: Engine
+    machine: Machine
+    chosen: tuple[Gpu, ...] = ()  # empty: the CPU
+    say: Callable[[str], None] = lambda _: None  # whom we wait for
+    idle_seconds: float = IDLE_SECONDS
+    return_seconds: float = RETURN_SECONDS
+    baseline: idle.Baseline = field(default_factory=idle.Baseline)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return visible_setting(self.chosen) if self.chosen else {"CUDA_VISIBLE_DEVICES": ""}
+
+    def wait_until_idle(self) -> None:
+        """Return when every GPU is at its baseline. Raises NotReady, naming who holds it, when that takes too long."""
+        if self.chosen:
+            uuids = [gpu.uuid for gpu in self.chosen]
+            earlier = self.baseline if self.baseline.used_bytes else None
+            self.baseline = idle.wait_until_idle(
+                everything, uuids, earlier, limit_seconds=self.idle_seconds, report=self.say
+            )
+
+    def let_pass(self) -> None:
+        """After a launch that met a busy host: nobody can be seen to leave it, so only time helps. GPUs are watched."""
+        if not self.chosen:
+            seconds = min(LET_PASS_SECONDS, self.idle_seconds)
+            self.say(f"this machine's memory is in use by others: waiting {seconds:.0f} s")
+            time.sleep(seconds)
+
+    def at_rest_mib(self) -> int | None:
+        """What is in use on the devices now, in MiB; None: not told, or they are not at rest. Waits for nobody."""
+        uuids = {gpu.uuid for gpu in self.chosen}
+        here = [gpu for gpu in everything().gpus if gpu.uuid in uuids] if uuids else []
+        used = [gpu.memory_used_bytes for gpu in here if gpu.is_idle and gpu.memory_used_bytes is not None]
+        return sum(used) // MIB if used and len(used) == len(uuids) else None
+
+    def leaked_mib(self) -> int | None:
+        """Wait for the trial's memory to come back; return what did not, in MiB on all GPUs. None: the CPU."""
+        if not self.chosen:
+            return None
+        left = idle.wait_for_return(everything, self.baseline, limit_seconds=self.return_seconds, report=self.say)
+        return sum(left.values()) // MIB if left else None
+
+
+def everything() -> nvml.Inventory:
+    """All devices of the machine, whatever the environment hides."""
+    return nvml.inventory(None)
+
+
+@contextmanager
+def hold(
+    engine: Engine, device: str, count: int, wanted: list[str] | None, say: Callable[[str], None], idle_seconds: float
+) -> Iterator[Devices]:
+    """Lease ``count`` GPUs of one type, or take the CPU where ``device`` says so. Errors: see `devices.choose`."""
+    here = nvml.inventory()
+    if _is_cpu(engine, device, here):
+        yield Devices(engine, _machine(engine, "cpu", (), here), say=say, idle_seconds=idle_seconds)
+        return
+    with choose_and_lease(here, count, wanted) as lease:
+        yield Devices(engine, _machine(engine, "cuda", lease.gpus, here), tuple(lease.gpus), say, idle_seconds)
+
+
+def why_never(engine: Engine, device: str, count: int, wanted: list[str] | None) -> str | None:
+    """Say why this machine can never hold ``count`` GPUs; None: it can, if not now.
+
+    Raises UsageError where only the wish is at fault: GPUs that are not there, or that the environment hides.
+    """
+    here = nvml.inventory()
+    if _is_cpu(engine, device, here) or not here.gpus:
+        return None
+    if count > len(here.uuids):
+        return f"{count} GPUs are needed, and this machine has {len(here.uuids)}"
+    with suppress(NotReady):
+        nvml.choose(here, count, wanted)
+    return None
+
+
+def machine_of(engine: Engine, device: str) -> Machine:
+    """What would be measured on, without holding anything: the CPU, or the first GPU."""
+    here = nvml.inventory()
+    if _is_cpu(engine, device, here):
+        return _machine(engine, "cpu", (), here)
+    return _machine(engine, "cuda", here.gpus[:1], here)
+
+
+def _is_cpu(engine: Engine, device: str, here: nvml.Inventory) -> bool:
+    """A CUDA build without a GPU is no CPU engine: that machine is not ready, and choosing says why."""
+    has_no_cuda = engine.is_cpu_build or engine.torch_version is None
+    return (
+        device == "cpu"
+        or (device == "auto" and not here.gpus and has_no_cuda)
+        or (device == "auto" and engine.is_cpu_build)
+    )
+
+
+def _machine(engine: Engine, device: Literal["cuda", "cpu"], chosen: Sequence[Gpu], here: nvml.Inventory) -> Machine:
+    versions = {"vllm_version": engine.vllm_version, "torch_version": engine.torch_version}
+    return nvml.machine(device, chosen, here, **versions)

@@ -1,0 +1,76 @@
+"""What known rows suggest for a combination that is like theirs. Pure; only hints: they are tried, never believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from prober.records import Combination, Machine
+from prober.results.from_ceiling import public_model
+from prober.results.schema import Row
+from prober.results.text import public_flags
+
+SAME = ("dtype", "quantization", "kv_cache_dtype", "entrypoint", "compile_state", "pipeline_parallel_size")
+
+
+def known_lengths(rows: Iterable[Row], combination: Combination, machine: Machine) -> tuple[int, ...]:
+    """Lengths to begin with, best first: of the same combination; worked out from its neighbours on the axes; of one
+    that is merely like it. Only rows of the same model on the same kind of device count."""
+    alike = [row for row in rows if _is_alike(row, combination, machine)]
+    close = [row for row in alike if all(getattr(row, name) == getattr(combination, name) for name in SAME)]
+    close = [row for row in close if (row.other_flags or "") == public_flags(combination.other_flags)]
+    same = [
+        row for row in _split(close, combination) if row.gpu_memory_utilization == combination.gpu_memory_utilization
+    ]
+    if same:
+        best_first = sorted(same, key=lambda row: (_is_of(row, machine), row.measured_at or ""), reverse=True)
+        return (_length(best_first[0]),)
+    blocks = _from_neighbours([row for row in close if row.num_gpu_blocks and row.block_size], combination)
+    if blocks:
+        return blocks
+    newest_first = sorted(_split(alike, combination), key=lambda row: row.measured_at or "", reverse=True)
+    return tuple(_length(row) for row in newest_first[:1])
+
+
+def _is_alike(row: Row, combination: Combination, machine: Machine) -> bool:
+    is_same_device = (row.gpu, row.gpu_memory_mib) == (machine.gpu, machine.gpu_memory_mib)
+    return is_same_device and row.model == public_model(combination.model) and _length(row) > 0
+
+
+def _is_of(row: Row, machine: Machine) -> tuple[bool, bool]:
+    return row.vllm_version == machine.vllm_version, row.machine == machine.machine
+
+
+def _length(row: Row) -> int:
+    return row.max_model_len or row.starts_max_model_len or 0
+
+
+def _split(rows: Iterable[Row], combination: Combination) -> list[Row]:
+    return [row for row in rows if row.tensor_parallel_size == combination.tensor_parallel_size]
+
+
+def _from_neighbours(rows: Sequence[Row], combination: Combination) -> tuple[int, ...]:
+    """KV blocks grow in a straight line with the utilization, and about as the number of ranks."""
+    size, share = combination.tensor_parallel_size, combination.gpu_memory_utilization
+    here = {row.gpu_memory_utilization: row for row in _split(rows, combination)}
+    line = sorted((abs(at - share), at) for at in here if at is not None and share is not None)
+    if len(line) > 1 and share is not None:
+        (_, near), (_, far) = line[:2]
+        near_blocks, far_blocks = here[near].num_gpu_blocks or 0, here[far].num_gpu_blocks or 0
+        slope = (near_blocks - far_blocks) / (near - far)
+        return _whole(round(near_blocks + slope * (share - near)), here[near])
+    for other in rows:
+        ranks = other.tensor_parallel_size
+        if ranks is None or other.gpu_memory_utilization != share:
+            continue
+        pairs = [(here[row.gpu_memory_utilization], row) for row in rows
+                 if row.tensor_parallel_size == ranks and row.gpu_memory_utilization in here]  # fmt: skip
+        ratio = (pairs[0][0].num_gpu_blocks or 0) / (pairs[0][1].num_gpu_blocks or 1) if pairs else size / ranks
+        return _whole(round((other.num_gpu_blocks or 0) * ratio), other)
+    return ()
+
+
+def _whole(blocks: int, row: Row) -> tuple[int, ...]:
+    """All blocks but those that the neighbour's ceiling left over too (the null block)."""
+    spare = (row.num_gpu_blocks or 0) - _length(row) // (row.block_size or 1)
+    length = (blocks - spare) * (row.block_size or 1) + _length(row) % (row.block_size or 1)
+    return (length,) if length > 0 else ()

@@ -1,0 +1,1 @@
+"""From trials to the next length or the answer. Pure."""

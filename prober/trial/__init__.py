@@ -1,0 +1,1 @@
+"""One launch of vLLM in isolation: start, watch, ask, end."""

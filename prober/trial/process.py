@@ -1,0 +1,162 @@
+"""Run one command in isolation and end everything it started. The one home of ``subprocess``."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from prober.host import processes
+from prober.records import NotReady
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+END_SECONDS = 30.0
+PR_SET_CHILD_SUBREAPER = 36
+LISTENING = "0A"  # as /proc/net/tcp writes it
+
+
+class Launch:
+    """One command under supervision: its process tree dies with this object, and with the prober.
+
+    ``tag`` marks every process of the tree, through the environment, as this trial's.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, tag: str) -> None:
+        self.tag = tag
+        self._lines = ""
+        self._earlier = psutil.Process().children(recursive=True)
+        _adopt_orphans(True)  # whatever the supervisor leaves, should somebody kill it, comes to us
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-I", str(SUPERVISOR), str(log), *command],
+            env={**environment, **processes.tag(tag)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert self._supervisor.stdout is not None  # PIPE
+        os.set_blocking(self._supervisor.stdout.fileno(), False)
+
+    def __enter__(self) -> Launch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.end()
+
+    @property
+    def has_ended(self) -> bool:
+        """The command ended by itself (or its supervisor was killed, and the command with it)."""
+        return "exit " in self._read() or self._supervisor.poll() is not None
+
+    @property
+    def exit_status(self) -> int | None:
+        """The command's own exit status, negative for a signal; None while it runs, and when it was ended by us."""
+        for line in self._read().splitlines():
+            word, _, status = line.partition(" ")
+            if word == "exit" and status != "None":
+                return int(status)
+        return None
+
+    def processes(self) -> list[psutil.Process]:
+        """What the command has running now, itself included."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self._supervisor.pid).children(recursive=True)
+        return []
+
+    def listens_on(self, port: int) -> bool:
+        """Tell whether it is the command's own process that listens on this TCP port, not a stranger's."""
+        sockets = _listening_sockets(port)
+        return sockets is None or any(sockets & _open_sockets(process.pid) for process in self.processes())
+
+    def end(self) -> None:
+        """End everything the command started, and return once it is dead. Raises NotReady if something will not die."""
+        assert self._supervisor.stdin is not None  # PIPE, both
+        assert self._supervisor.stdout is not None
+        with contextlib.suppress(OSError):
+            self._supervisor.stdin.close()
+        try:
+            self._supervisor.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._supervisor.kill()
+            self._supervisor.wait()
+        self._read()
+        self._supervisor.stdout.close()
+        if self._supervisor.returncode != 0:
+            self._end_left_over()
+        _adopt_orphans(False)
+
+    def _read(self) -> str:
+        assert self._supervisor.stdout is not None  # PIPE
+        with contextlib.suppress(OSError, ValueError):
+            self._lines += (self._supervisor.stdout.read() or b"").decode()
+        return self._lines
+
+    def _end_left_over(self) -> None:
+        """End what a killed supervisor has left: it is our child now, or carries this trial's tag."""
+        until = time.monotonic() + END_SECONDS
+        while left := [*self._orphans(), *(one for one in psutil.process_iter() if _carries(one, self.tag))]:
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            _, alive = psutil.wait_procs(left, timeout=max(0.0, until - time.monotonic()))
+            if alive:
+                pids = ",".join(str(process.pid) for process in alive)
+                raise NotReady(f"Processes of the last trial do not die (in the driver?): look at `ps -fp {pids}`.")
+
+    def _orphans(self) -> list[psutil.Process]:
+        return [one for one in psutil.Process().children(recursive=True) if one not in self._earlier]
+
+
+def _adopt_orphans(is_wanted: bool) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0)
+
+
+def _carries(process: psutil.Process, tag: str) -> bool:
+    try:
+        return process.environ().get(processes.TRIAL_VARIABLE) == tag and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, OSError):
+        return False
+
+
+def _listening_sockets(port: int) -> set[str] | None:
+    """The sockets that listen on the port, as ``/proc/PID/fd`` names them; None where the kernel does not tell."""
+    found: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            if table == "/proc/net/tcp":
+                return None
+            continue
+        for _, local, _, state, _, _, _, _, _, inode, *_ in map(str.split, lines):
+            if state == LISTENING and int(local.rpartition(":")[2], 16) == port:
+                found.add(f"socket:[{inode}]")
+    return found
+
+
+def _open_sockets(pid: int) -> set[str]:
+    sockets: set[str] = set()
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(link))
+    return sockets
+
+
+def output_of(command: Sequence[str], timeout_seconds: float) -> tuple[int | None, str]:
+    """Run a short command; return its exit status (None: it took too long) and what it printed."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return None, ""
+    except OSError as error:
+        return 127, f"cannot run {command[0]}: {error.strerror}"
+    return done.returncode, done.stdout + done.stderr

@@ -1,1 +1,0 @@
-"""One launch of vLLM in isolation: started, watched, asked, ended."""
