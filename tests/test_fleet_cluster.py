@@ -173,6 +173,14 @@ def test_terminated_driver_ends_every_trial_on_every_node(
     assert engine.alive() == ()
 
 
+def test_searches_that_hear_no_interrupt_are_ended_with_what_they_started(
+    cluster: FleetCluster, tmp_path: Path
+) -> None:
+    """Their workers have to be killed; what these had started is gone as well once the driver has stopped."""
+    told = json.loads(script("fleet_stuck.py", cluster, tmp_path / "stuck.log"))
+    assert told == {"before": 4, "after": 0}
+
+
 def test_deadline_ends_searches_with_their_brackets(cluster: FleetCluster, engine: FakeEngine, tmp_path: Path) -> None:
     engine.change(replace(THREE_LAUNCHES, stage_seconds={"profile": 1.0, "kv_cache": 2.5}))
     plan = a_plan(tmp_path, defaults='gpus = "L4"', top="cell_minutes = 0.1")
@@ -216,10 +224,18 @@ def test_node_that_dies_costs_at_most_one_trial_of_each_search(
 
 def test_gpus_are_kept_busy(cluster: FleetCluster, tmp_path: Path) -> None:
     """Trials of 2 s on 16 GPUs; the workers are warm, as they are for all but the first minute of a night."""
-    log = tmp_path / "sleep.log"
+    told = json.loads(script("fleet_sleep.py", cluster, tmp_path / "sleep.log"))
+    assert (told["gpus"], told["cells"]) == (16, 40)
+    utilisation = told["slept"] / told["gpus"] / told["wall"]
+    print(f"{utilisation:.1%} busy")
+    assert utilisation >= 0.9
+
+
+def script(name: str, cluster: FleetCluster, log: Path) -> str:
+    """Run one of the scripts beside this file on the cluster; return its last line."""
     with log.open("w") as errors:
         done = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("fleet_sleep.py")), cluster.address],
+            [sys.executable, str(Path(__file__).with_name(name)), cluster.address],
             env={**os.environ, **cluster.environment},
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -228,11 +244,7 @@ def test_gpus_are_kept_busy(cluster: FleetCluster, tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 0, log.read_text()
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert (told["gpus"], told["cells"]) == (16, 40)
-    utilisation = told["slept"] / told["gpus"] / told["wall"]
-    print(f"{utilisation:.1%} busy")
-    assert utilisation >= 0.9
+    return done.stdout.splitlines()[-1]
 
 
 def an_engine(folder: Path, version: str, kv_blocks: int) -> Path:

@@ -56,6 +56,16 @@ def search(job: Job, emit: Emit) -> Reply:
         return Reply(End.FAILED, str(error))
 
 
+def end_left_over(limit_seconds: float = 30.0) -> None:
+    """End what killed searches have left on this node. A worker that was just killed may take a moment to die."""
+    until = time.monotonic() + limit_seconds
+    quiet = 0
+    while quiet < 3 and time.monotonic() < until:
+        ended, alive = idle.end_stale()
+        quiet = 0 if ended or alive else quiet + 1
+        time.sleep(0.2)
+
+
 @contextlib.contextmanager
 def without_ray() -> Iterator[None]:
     """Hide the cluster from what is started here: vLLM would spread one start over other nodes."""

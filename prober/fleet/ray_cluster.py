@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -29,7 +29,7 @@ SearchHere = Callable[[Job, Callable[[Streamed], None]], Reply]
 POLL_SECONDS = 0.5
 SURVEY_SECONDS = 180.0
 MAKE_SECONDS = 7200.0
-END_SECONDS = 45.0  # for cancelled searches to end what they had started
+END_SECONDS = 45.0  # for cancelled searches to end what they had started, and again for what they left
 CONNECT_SECONDS = 10.0
 MIB = 2**20
 # Ray would kill the supervisor of a trial with its worker; left alive, it ends the trial's whole tree.
@@ -45,7 +45,9 @@ class RayFleet(Executor):
     Raises NotReady where there is none.
     """
 
-    def __init__(self, address: str | None, search: SearchHere = fleet_node.search) -> None:
+    def __init__(
+        self, address: str | None, search: SearchHere = fleet_node.search, end_seconds: float = END_SECONDS
+    ) -> None:
         self._signals = _Signals()
         os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", **(LOCAL_ENVIRONMENT if address == LOCAL else {})})
         ray = self._ray = _ray()
@@ -64,7 +66,7 @@ class RayFleet(Executor):
         finally:
             self._signals.take_over()
         self._task = ray.remote(max_calls=0, max_retries=0)(_on_node)  # max_calls: we hold no GPU between searches
-        self._search = search
+        self._search, self._end_seconds = search, end_seconds
         here = ray.get_runtime_context().get_node_id()
         self._ledger = ray.remote(num_cpus=0)(TrialRelay).options(scheduling_strategy=_on(here)).remote()
         self._running: dict[Any, tuple[str, str]] = {}  # task's reference -> key of the cell, id of the node
@@ -135,20 +137,30 @@ class RayFleet(Executor):
         return [*streamed, *map(self._ended, ended)]
 
     def stop(self) -> Sequence[Event]:
-        """Interrupt every job, as Ctrl-C would, and wait until it has ended its trial."""
-        for ref in self._running:
-            self._ray.cancel(ref)
+        """Interrupt every job, as Ctrl-C would; return once no trial lives on any node that can still be reached.
+
+        A search inside one long call hears no interrupt: its worker is killed, and its node ends what it had started.
+        """
         running = list(self._running)
         if running:
-            _, stuck = self._ray.wait(running, num_returns=len(running), timeout=END_SECONDS)
+            for ref in running:
+                self._ray.cancel(ref)
+            _, stuck = self._ray.wait(running, num_returns=len(running), timeout=self._end_seconds)
             for ref in stuck:
                 self._ray.cancel(ref, force=True)
-            self._ray.wait(running, num_returns=len(running), timeout=END_SECONDS)
+            self._ray.wait(running, num_returns=len(running), timeout=self._end_seconds)
+            self._end_left_over({self._running[ref][1] for ref in stuck})
         try:
-            events: list[Event] = list(self._ray.get(self._ledger.take.remote(), timeout=END_SECONDS))
+            events: list[Event] = list(self._ray.get(self._ledger.take.remote(), timeout=self._end_seconds))
         except self._ray.exceptions.RayError:
             events = []  # the connection is gone, and with it what had not been told
         return [*events, *map(self._ended, running)]
+
+    def _end_left_over(self, nodes: Collection[str]) -> None:
+        end = self._ray.remote(num_cpus=0, max_retries=0)(fleet_node.end_left_over)
+        ended = [end.options(scheduling_strategy=_on(node)).remote() for node in nodes if self._is_alive(node)]
+        if ended:
+            self._ray.wait(ended, num_returns=len(ended), timeout=END_SECONDS)
 
     def _ended(self, ref: Any) -> Event:
         key, node = self._running.pop(ref)
