@@ -310,15 +310,16 @@ def test_hostile_text_is_shown_as_it_is(page: Open) -> None:
     assert width <= 1400
 
 
-def test_five_thousand_rows_load_in_two_seconds(page: Open) -> None:
-    took = []
-    for _ in range(3):  # the least of three: the machine may be busy with something else
-        driver = page("many")
-        took.append(driver.execute_script("return performance.getEntriesByType('navigation')[0].loadEventEnd"))
-        if took[-1] < 2000:
-            break
+def test_five_thousand_rows_load_in_two_seconds_of_cpu_time(page: Open, browser: webdriver.Chrome) -> None:
+    """CPU time of the page's own thread: how busy the machine is with something else does not count."""
+    browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+    driver = page("many")
+    figures = browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+    took = next(figure["value"] for figure in figures if figure["name"] == "TaskDuration")
+    browser.execute_cdp_cmd("Performance.disable", {})
+    print(f"{took:.2f} s")
     assert said(driver) == "5,000 rows"
-    assert min(took) < 2000, took
+    assert 0.01 < took < 2.0
     assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
 
 
