@@ -108,9 +108,8 @@ def probe(
     ``ceiling.max_model_len``: ``None`` where nothing was proven, and ``ceiling.status`` and ``why`` say the reason.
     Takes minutes. Raises ``UsageError`` for what makes no sense, ``NotReady`` where this machine cannot measure now.
     """
-    from prober.measure.measure import Request
     from prober.measure.measure import probe as measured
-    from prober.measure.request import Axes
+    from prober.measure.request import Axes, Request, combinations
     from prober.search.next_length import LOWEST
 
     axes = Axes(
@@ -121,8 +120,8 @@ def probe(
         compile_states=(compile_state,),
         vllm_flags=tuple(vllm_flags),
     )
-    wish = Request(
-        axes=axes,
+    request = Request(
+        combinations=combinations(axes),
         python=Path(python or os.environ.get("ENGINE_PYTHON") or sys.executable),
         results=Path(results),
         device=device,
@@ -132,7 +131,7 @@ def probe(
         verify=verify,
         is_fresh=fresh,
     )
-    [(ceiling, _)] = measured(wish, lambda _combination: _Quiet(on_trial))
+    [(ceiling, _)] = measured(request, lambda _combination: _Quiet(on_trial))
     return ceiling
 
 

@@ -15,7 +15,8 @@ import click
 from prober.records import Combination, CompileState, Entrypoint, NotReady, Stage, Status, Verify
 
 if TYPE_CHECKING:
-    from prober.measure.measure import Display, PlannedCombination, Request
+    from prober.measure.measure import Display, PlannedCombination
+    from prober.measure.request import Request
 
 UNANSWERED = (Status.INCONCLUSIVE, Status.UNSTABLE, Status.BAD_CONFIG)
 
@@ -231,14 +232,14 @@ def probe(model: str, vllm_flags: tuple[str, ...], as_json: bool, **options: Any
     from prober.measure.measure import probe as run
     from prober.measure.summary import render, table, to_json
 
-    wish = _wish(model, vllm_flags, options)
+    request = _request(model, vllm_flags, options)
     if options["only_plan"]:
-        click.echo(_plan_table(plan(wish)))
+        click.echo(_plan_table(plan(request)))
         return 0
     if options["kill_stale"]:
         _end_stale()
     answers = []
-    for ceiling, row in run(wish, _display(wish.verify)):
+    for ceiling, row in run(request, _display(request.verify)):
         answers.append((ceiling, row))
         if not as_json:
             click.echo(("\n" if len(answers) > 1 else "") + render(ceiling, row))
@@ -298,9 +299,9 @@ def _end_stale() -> None:
         raise NotReady(f"left-overs of earlier trials do not die; look at them with `ps -fp {pids}`")
 
 
-def _wish(model: str, vllm_flags: tuple[str, ...], options: dict[str, Any]) -> Request:
-    from prober.measure.measure import DUMMY_WEIGHTS, Request
-    from prober.measure.request import Axes
+def _request(model: str, vllm_flags: tuple[str, ...], options: dict[str, Any]) -> Request:
+    from prober.measure.measure import DUMMY_WEIGHTS
+    from prober.measure.request import Axes, Request, combinations
     from prober.search.next_length import LOWEST, Strategy
     from prober.trial.timeouts import Limits
 
@@ -323,7 +324,7 @@ def _wish(model: str, vllm_flags: tuple[str, ...], options: dict[str, Any]) -> R
     )
     minutes = options["budget_minutes"]
     return Request(
-        axes=axes,
+        combinations=combinations(axes),
         python=options["python"] or default_python(),
         results=options["results"],
         device=options["device"],

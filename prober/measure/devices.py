@@ -73,7 +73,12 @@ def everything() -> nvml.Inventory:
 
 @contextmanager
 def hold(
-    engine: Engine, device: str, count: int, wanted: list[str] | None, say: Callable[[str], None], idle_seconds: float
+    engine: Engine,
+    device: str,
+    count: int,
+    wanted: Sequence[str] | None,
+    say: Callable[[str], None],
+    idle_seconds: float,
 ) -> Iterator[Devices]:
     """Lease ``count`` GPUs of one type, or take the CPU where ``device`` says so. Errors: see `devices.choose`."""
     here = nvml.inventory()
@@ -84,7 +89,7 @@ def hold(
         yield Devices(engine, _machine(engine, "cuda", lease.gpus, here), tuple(lease.gpus), say, idle_seconds)
 
 
-def why_never(engine: Engine, device: str, count: int, wanted: list[str] | None) -> str | None:
+def why_never(engine: Engine, device: str, count: int, wanted: Sequence[str] | None) -> str | None:
     """Say why this machine can never hold ``count`` GPUs; None: it can, if not now.
 
     Raises UsageError where only the wish is at fault: GPUs that are not there, or that the environment hides.

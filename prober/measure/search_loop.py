@@ -41,7 +41,7 @@ SEQUENCES_FLAG = "--max-num-seqs"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to measure, and how hard to prove it. ``pinned``: what identifies the model's files, if known."""
+    """What to measure, and how hard to prove it."""
 
     combination: Combination
     machine: Machine
@@ -49,10 +49,9 @@ class Task:
     low: int = LOWEST
     high: int | None = None
     is_fresh: bool = False  # recorded trials only hint
-    pinned: str | None = None
-    # The model's own limit where a start without a length takes a shorter one; asked anew before each launch, for the
-    # configuration may only arrive with the first.
-    limit_of: Callable[[], int | None] = lambda: None
+    # Both are called again around each launch, because the first one may download the model.
+    limit_of: Callable[[], int | None] = lambda: None  # the model's own limit where vLLM defaults to a shorter length
+    revision_of: Callable[[], str | None] = lambda: None  # what identifies the model's files; None: not known
     settings: tuple[str, ...] = ()  # NAME=value of the environment that vLLM reads
     strategy: Strategy = Strategy.HINTS
     hints: tuple[int, ...] = ()  # lengths to begin with, before those of known rows
@@ -140,7 +139,7 @@ class _Search:
     ) -> None:
         self.task, self.store, self.launch, self.listener = task, store, launch, listener
         self.launched, self.began = launched, began
-        self.combination_key = combination_key(task.combination, task.pinned)
+        self.combination_key = combination_key(task.combination, task.revision_of())
         self.state_key = state_key(task.machine, task.settings, task.reserve_mib)
         since = _now() if task.is_fresh else _now() - TRIALS_LAST
         same = [t for t in store.trials() if self._is_same(t) and _when(t) >= since]
@@ -206,24 +205,25 @@ class _Search:
 
     def _try(self, length: int | None) -> None:
         tag, started, began = _trial_id(), _now(), time.monotonic()
-        shown = self.launch(self.task.combination, length, tag, self.listener.running)
-        figures = shown.verdict.figures
+        result = self.launch(self.task.combination, length, tag, self.listener.running)
+        figures, revision = result.verdict.figures, self.task.revision_of()  # known by now if this launch downloaded it
         trial = Trial(
             id=tag,
-            combination_key=self.combination_key,
+            combination_key=combination_key(self.task.combination, revision),
             state_key=self.state_key,
             length=figures.requested_max_model_len if length in (None, AUTO) else length,
             is_default_length=length is None,
             verify=self.task.verify,
-            verdict=shown.verdict,
+            verdict=result.verdict,
             seconds=round(time.monotonic() - began, 2),
             started_at=started.isoformat(timespec="seconds"),
-            exit_status=shown.exit_status,
-            leaked_mib=shown.leaked_mib,
-            least_free_mib=shown.least_free_mib,
+            exit_status=result.exit_status,
+            leaked_mib=result.leaked_mib,
+            least_free_mib=result.least_free_mib,
             reserve_mib=self.task.reserve_mib,
-            at_rest_mib=shown.at_rest_mib,
+            at_rest_mib=result.at_rest_mib,
             prober_version=__version__,
+            model_revision=revision,
         )
         self.store.append(trial)
         self.trials.append(trial)
@@ -238,10 +238,10 @@ def with_sequences(combination: Combination, sequences: int) -> Combination:
     return replace(combination, other_flags=(*combination.other_flags, SEQUENCES_FLAG, str(sequences)))
 
 
-def combination_key(combination: Combination, pinned: str | None) -> str:
-    """Two paths to one pinned directory are one model."""
-    model = public_model(combination.model) if pinned else combination.model
-    return _hash({**asdict(combination), "model": model, "pinned": pinned})
+def combination_key(combination: Combination, revision: str | None) -> str:
+    """Hash a combination. Two paths to a directory with the same ``revision`` are one model."""
+    model = public_model(combination.model) if revision else combination.model
+    return _hash({**asdict(combination), "model": model, "pinned": revision})
 
 
 def state_key(machine: Machine, settings: Sequence[str] = (), reserve_mib: int | None = None) -> str:

@@ -94,7 +94,7 @@ def _what_was_asked(ceiling: Ceiling, is_directory: bool) -> Row:
         model_revision=combination.model_revision or None,
         gpu=machine.gpu,
         gpu_memory_mib=machine.gpu_memory_mib,
-        gpu_count=combination.tensor_parallel_size * combination.pipeline_parallel_size,
+        gpu_count=combination.world_size,
         tensor_parallel_size=combination.tensor_parallel_size,
         pipeline_parallel_size=combination.pipeline_parallel_size,
         gpu_memory_utilization=combination.gpu_memory_utilization,
