@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from prober.records import Combination, Machine
-from prober.results.from_ceiling import public_model
+from prober.results.from_ceiling import columns_of, public_model
 from prober.results.schema import Row
-from prober.results.text import public_flags
 
-SAME = ("dtype", "quantization", "kv_cache_dtype", "entrypoint", "compile_state", "pipeline_parallel_size")
+AXES = ("tensor_parallel_size", "gpu_memory_utilization")  # along which a length can be worked out
 
 
 def known_lengths(rows: Iterable[Row], combination: Combination, machine: Machine) -> tuple[int, ...]:
     """Lengths to begin with, best first: of the same combination; worked out from its neighbours on the axes; of one
     that is merely like it. Only rows of the same model on the same kind of device count."""
     alike = [row for row in rows if _is_alike(row, combination, machine)]
-    close = [row for row in alike if all(getattr(row, name) == getattr(combination, name) for name in SAME)]
-    close = [row for row in close if (row.other_flags or "") == public_flags(combination.other_flags)]
-    same = [
-        row for row in _split(close, combination) if row.gpu_memory_utilization == combination.gpu_memory_utilization
-    ]
+    asked = {name: value for name, value in columns_of(combination).items() if name not in AXES}
+    close = [row for row in alike if all(getattr(row, name) == value for name, value in asked.items())]
+    same = [row for row in close if all(getattr(row, name) == getattr(combination, name) for name in AXES)]
     if same:
         best_first = sorted(same, key=lambda row: (_is_of(row, machine), row.measured_at or ""), reverse=True)
         return (_length(best_first[0]),)
