@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import platform
 import shutil
@@ -97,7 +98,8 @@ def _show_versions(context: click.Context, _parameter: click.Parameter, is_asked
     callback=_show_versions,
     help="Show the versions of the prober, of Python, and of vLLM where one is found.",
 )
-def commands() -> None:
+@click.option("-v", "--verbose", is_flag=True, help="Log to stderr what is done and why: commands, lengths, leases.")
+def commands(verbose: bool) -> None:
     """Find and prove the longest max_model_len that vLLM serves on this machine.
 
     vLLM runs in a process of its own for each length that is tried; the answer is proven by a request of full length
@@ -110,6 +112,9 @@ def commands() -> None:
 
     Exit codes: 0 answered, 1 no answer, 2 usage, 3 the machine is not ready.
     """
+    if verbose:
+        logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
+        logging.getLogger("prober").setLevel(logging.INFO)
 
 
 for command in (probe, lookup, explain, doctor, import_logs, merge, diff, report, fleet):

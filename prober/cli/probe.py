@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import sys
@@ -274,7 +275,8 @@ def _display(verify: Verify) -> Callable[[Combination], Display]:
     """A live table where stderr is a terminal, plain lines elsewhere."""
     from prober.cli.progress import LiveDisplay, PlainDisplay
 
-    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    is_logging = logging.getLogger("prober").isEnabledFor(logging.INFO)  # its lines would tear a live table
+    if is_logging or sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         return lambda combination: PlainDisplay(combination, verify, _say)
     from rich.console import Console
 

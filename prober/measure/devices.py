@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,6 +14,8 @@ from prober.host import idle, nvml
 from prober.host.gpu import MIB, Gpu, visible_setting
 from prober.host.leases import choose_and_lease
 from prober.records import Machine, NotReady
+
+log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 600.0  # to wait for a neighbour, unless told otherwise
 RETURN_SECONDS = 60.0  # to wait for a trial's own memory
@@ -83,9 +86,11 @@ def hold(
     """Lease ``count`` GPUs of one type, or take the CPU where ``device`` says so. Errors: see `devices.choose`."""
     here = nvml.inventory()
     if _is_cpu(engine, device, here):
+        log.info("use the CPU; no GPU is leased")
         yield Devices(engine, _machine(engine, "cpu", (), here), say=say, idle_seconds=idle_seconds)
         return
     with choose_and_lease(here, count, wanted) as lease:
+        log.info("leased %s", ", ".join(f"GPU {gpu.index} ({gpu.uuid})" for gpu in lease.gpus))
         yield Devices(engine, _machine(engine, "cuda", lease.gpus, here), tuple(lease.gpus), say, idle_seconds)
 
 

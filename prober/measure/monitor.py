@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shlex
 import tempfile
 import time
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from prober.engine.install import arguments
 from prober.host import idle, nvml
 from prober.host.gpu import MIB
 from prober.host.tempdir import private_folder
@@ -22,6 +25,8 @@ from prober.results.from_ceiling import public_model
 from prober.results.store import Store
 from prober.results.text import public_text
 from prober.trial.run import TrialContext, attempt, log_path
+
+log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5  # between looks at the devices while a trial runs: for neighbours, and for what is left free
 OF_MEMORY = (
@@ -61,6 +66,8 @@ class _Launches:
             self._folder,
             self._environment,
         )
+        words = [str(context.engine.python), *arguments(combination, length)]
+        log.info("trial %s: start vLLM (%s): %s", tag, combination.entrypoint, scrubber.text(shlex.join(words)))
         try:
             result = self._fill_cache(context, length, tag, report) or self._launch(context, length, tag, report)
         finally:

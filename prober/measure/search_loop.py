@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ from prober.results.naming import version_order
 from prober.results.store import Store
 from prober.search.interpret import interpret, switches
 from prober.search.next_length import AUTO, LOWEST, Answer, Done, Space, Strategy, Try, bracket, next_step
+
+log = logging.getLogger(__name__)
 
 TRIALS_LAST = timedelta(days=7)  # an older trial only hints: drivers, caches and files change unseen
 AT_REST_TOLERANCE_MIB = 256  # drivers and desktops move by about that much
@@ -172,6 +175,7 @@ class _Search:
     def run(self) -> Done:
         if self.lowered:  # known from an earlier run
             raise self.lowered
+        log.info("%d recorded trials count; %d lengths are hints", len(self.trials), len(self.space.hints))
         if self.trials:
             self.listener.resumed(self.trials)
         while True:
@@ -181,10 +185,13 @@ class _Search:
             self.space = replace(self.space, limit=self.task.limit_of())
             step = next_step(observations, self.space)
             if isinstance(step, Done):
+                log.info("done: %s, %s", step.status, step.why)
                 return step
             so_far = bracket(observations, self.space)
             if (spent := self._spent()) is not None:
                 return Done(Status.INCONCLUSIVE, so_far, spent)
+            chosen = {None: "the default", AUTO: "auto"}.get(step.length, step.length)
+            log.info("launch %d: max_model_len %s, %s", len(self.launched) + 1, chosen, step.why)
             self.listener.launching(step, len(self.launched) + 1, so_far)
             self._try(step.length)
 
@@ -225,6 +232,7 @@ class _Search:
             prober_version=__version__,
             model_revision=revision,
         )
+        log.info("trial %s: %s, max_model_len %s: %s", tag, trial.verdict.outcome, trial.length, trial.verdict.evidence)
         self.store.append(trial)
         self.trials.append(trial)
         self.launched.append(trial)
