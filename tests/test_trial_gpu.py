@@ -214,7 +214,7 @@ def test_refusal_beside_a_newcomer_says_nothing_about_the_length(box: Box) -> No
         assert prober.wait(60) == 0
     second = box.trials()[1]
     assert (second["length"], second["verdict"]["outcome"]) == (496, "device_busy")
-    assert f"memory was taken on GPU 0: pid {other.pid} (python" in second["verdict"]["evidence"]
+    assert f"another process took memory on GPU 0: pid {other.pid} (python" in second["verdict"]["evidence"]
     assert "To serve at least one request" in second["verdict"]["evidence"]
     assert second["leaked_mib"] == 0
     assert ANSWER in box.said("out")

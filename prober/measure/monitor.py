@@ -1,4 +1,4 @@
-"""The launches of one search at a station: each watched for neighbours, judged, and its log kept, scrubbed."""
+"""Launch the trials of one search: monitor the devices, check each verdict, and keep the scrubbed log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from prober.trial.run import TrialContext, attempt, log_path
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.5  # between looks at the devices while a trial runs: for neighbours, and for what is left free
+LOOK_SECONDS = 0.5  # between checks of the devices while a trial runs: other processes, and free memory
 OF_MEMORY = (
     *(Outcome.KV_TOO_SMALL, Outcome.NO_KV_MEMORY, Outcome.DEVICE_OOM, Outcome.UNSERVABLE),
     Outcome.SEQUENCE_SLOTS,
@@ -84,11 +84,11 @@ class _Launches:
         return LaunchResult(unless_held(verdict, leaked), exit_status, leaked, monitor.least_free_mib, at_rest)
 
     def _fill_cache(self, context: TrialContext, length: int | None, tag: str, report: Report) -> LaunchResult | None:
-        """Where starts are to be warm, first start once for the cache alone; None: nothing is in the way.
+        """Fill the compile cache with a start of its own where starts must be warm; None: the trial can run.
 
-        vLLM keeps compiled code by length, too (ModelConfig.compute_hash, 0.32.0). What that start shows of memory is
-        of a cold cache and does not count. If it does not fill the cache, its verdict stands for the trial, which would
-        be a cold one.
+        vLLM keeps compiled code by length, too (ModelConfig.compute_hash, 0.32.0). That start measures
+        memory with a cold cache, so its figures do not count. If it fails to fill the cache, its verdict becomes the
+        trial's.
         """
         about = (context.combination, length)
         if context.combination.compile_state is not CompileState.WARM or about in self._warm:
@@ -108,16 +108,18 @@ class _Launches:
 
 
 def unless_held(verdict: Verdict, leaked_mib: int | None) -> Verdict:
-    """A refusal after which memory stays taken, by whomever, says nothing about the length."""
+    """Turn a refusal into ``device_busy`` where memory stays in use after it: it says nothing about the length."""
     if not leaked_mib or verdict.outcome not in OF_MEMORY:
         return verdict
-    evidence = f"{leaked_mib} MiB stayed taken after it by nobody that is seen; vLLM said: {verdict.evidence}"
+    evidence = f"{leaked_mib} MiB stayed in use after it by no visible process; vLLM said: {verdict.evidence}"
     return replace(verdict, outcome=Outcome.DEVICE_BUSY, evidence=evidence, rule="memory_not_back")
 
 
 class DeviceMonitor:
-    """Watches the devices while a trial runs: for neighbours (with one there, a refusal says nothing about the length)
-    and for the least memory that is left free. PyTorch keeps what it has taken: a look after the peak still shows it.
+    """Watch the devices while a trial runs, for other processes and for the least free memory.
+
+    With another process on a device, a refusal says nothing about the length. PyTorch keeps the memory it has
+    allocated, so a check after the peak still sees it.
     """
 
     def __init__(self, held: Devices, report: Report) -> None:
@@ -136,7 +138,7 @@ class DeviceMonitor:
         self._look()
         if self._seen is None or verdict.outcome not in OF_MEMORY:
             return verdict
-        evidence = f"while it ran, memory was taken on {self._seen}; vLLM said: {verdict.evidence}"
+        evidence = f"while it ran, another process took memory on {self._seen}; vLLM said: {verdict.evidence}"
         return replace(verdict, outcome=Outcome.DEVICE_BUSY, evidence=evidence, rule="newcomer")
 
     def _look(self) -> None:
@@ -147,7 +149,7 @@ class DeviceMonitor:
         self._next_look = time.monotonic() + LOOK_SECONDS
 
     def _note_free(self, now: nvml.Inventory) -> None:
-        """What a neighbour holds, or a device that tells nothing, leaves it unknown for good."""
+        """The figure stays unknown after another process was seen or a device did not report its memory."""
         uuids = {gpu.uuid for gpu in self._devices.chosen}
         here = [(gpu.memory_total_bytes, gpu.memory_used_bytes) for gpu in now.gpus if gpu.uuid in uuids]
         free = [(total - used) // MIB for total, used in here if total is not None and used is not None]
@@ -157,7 +159,7 @@ class DeviceMonitor:
 
     @property
     def least_free_mib(self) -> int | None:
-        """The least that was free on one device; None: not told, or not only ours to say."""
+        """Least free memory of one device in MiB; None: not reported, or other processes used the device."""
         return self._least_free_mib if self._is_free_known else None
 
 
@@ -170,7 +172,7 @@ def _keep(scrubber: Scrubber, log: Path, kept: Path) -> None:
 
 
 def published(verdict: Verdict, scrubber: Scrubber) -> Verdict:
-    """The verdict as it may be kept and shared: no secret, no path."""
+    """Return the verdict without secrets and paths, ready to be stored and shared."""
     model = verdict.figures.model
     figures = replace(verdict.figures, model=None if model is None else public_model(model))
     return replace(verdict, evidence=public_text(scrubber.text(verdict.evidence)), figures=figures)

@@ -1,4 +1,4 @@
-"""Measure one combination: search × trial × record."""
+"""Search one combination: choose a length, launch it, record the trial, repeat."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from prober.search.next_length import AUTO, LOWEST, Answer, Done, Space, Strateg
 
 log = logging.getLogger(__name__)
 
-TRIALS_LAST = timedelta(days=7)  # an older trial only hints: drivers, caches and files change unseen
+TRIALS_LAST = timedelta(days=7)  # older trials are only hints: drivers, caches and files change
 AT_REST_TOLERANCE_MIB = 256  # drivers and desktops move by about that much
 AUTO_SINCE = (0, 20)  # --max-model-len auto; from 0.14 on the server went on naming the length before it
 SEQUENCES_FLAG = "--max-num-seqs"
@@ -58,7 +58,7 @@ class Task:
     settings: tuple[str, ...] = ()  # NAME=value of the environment that vLLM reads
     strategy: Strategy = Strategy.HINTS
     hints: tuple[int, ...] = ()  # lengths to begin with, before those of known rows
-    is_beyond_limit: bool = False  # vLLM is told to take lengths above the model's own limit
+    is_beyond_limit: bool = False  # vLLM accepts lengths above the model's own limit
     reserve_mib: int | None = None  # device memory that must stay free for a length to count
     at_rest_mib: int | None = None  # device memory in use now, on all devices of the machine's set
     most_launches: int | None = None  # then end with the bracket so far
@@ -67,7 +67,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class LaunchResult:
-    """What a launch showed, and the devices' memory before, while and after it ran (see `Trial`); None: not told."""
+    """Result of one launch, with the devices' memory before, during and after it (see `Trial`); None: not reported."""
 
     verdict: Verdict
     exit_status: int | None = None
@@ -76,12 +76,12 @@ class LaunchResult:
     at_rest_mib: int | None = None
 
 
-# Launch once: the combination, its length (None: the model's limit, AUTO: vLLM's choice), trial id, where to report.
+# Launches once: combination, length (None: the model's limit, AUTO: vLLM's choice), trial id, progress callback.
 Launcher = Callable[[Combination, int | None, str, Report], LaunchResult]
 
 
 class Listener(Protocol):
-    """Who wants to see how it goes."""
+    """Receives the events of one search."""
 
     def resumed(self, trials: Sequence[Trial]) -> None: ...
     def launching(self, step: Try, launch: int, bracket: Bracket) -> None: ...
@@ -90,7 +90,7 @@ class Listener(Protocol):
 
 
 class Lowered(Exception):  # not an error: the same search on another axis
-    """vLLM allows fewer sequences than were asked for."""
+    """vLLM allows fewer sequences than requested."""
 
     def __init__(self, sequences: int, length: int | None) -> None:
         super().__init__(sequences)
@@ -98,10 +98,10 @@ class Lowered(Exception):  # not an error: the same search on another axis
 
 
 def measure(task: Task, store: Store, launch: Launcher, listener: Listener) -> Ceiling:
-    """Find and prove the ceiling, recording every trial as it ends; the answer is the caller's to record.
+    """Find and prove the ceiling and record every trial as it ends; the caller records the ceiling.
 
-    Trials of the same combination on the same machine in the same state are not repeated. Raises NotReady when the
-    machine or the results folder does not let us measure; what was recorded stays.
+    Trials of the same combination on the same machine in the same state are not repeated. Raises NotReady where
+    the devices are busy or the results folder cannot be written; recorded trials stay.
     """
     store.check_writable()
     began = time.monotonic()
@@ -135,7 +135,7 @@ def measure(task: Task, store: Store, launch: Launcher, listener: Listener) -> C
 
 
 class _Search:
-    """One search under way."""
+    """State of one running search."""
 
     def __init__(
         self, task: Task, store: Store, launch: Launcher, listener: Listener, launched: list[Trial], began: float
@@ -168,7 +168,7 @@ class _Search:
         return (trial.combination_key, trial.state_key) == (self.combination_key, self.state_key)
 
     def _is_rest_alike(self, trial: Trial) -> bool:
-        """A neighbour that came or went between them changes what a length needs."""
+        """Memory that another process took or released between two trials changes what a length needs."""
         then, now = trial.at_rest_mib, self.task.at_rest_mib
         return then is None or now is None or abs(then - now) <= AT_REST_TOLERANCE_MIB
 
@@ -196,13 +196,13 @@ class _Search:
             self._try(step.length)
 
     def _wants_fewer(self, trial: Trial) -> bool:
-        """vLLM names a number below the one in force; the same again would go on for ever."""
+        """vLLM allows fewer sequences than the current value; the same number again would loop forever."""
         slots, asked = trial.verdict.figures.sequence_slots, value_of(self.task.combination.other_flags, SEQUENCES_FLAG)
         is_fewer = asked is None or not asked.isdecimal() or (slots or 0) < int(asked)
         return trial.verdict.outcome is Outcome.SEQUENCE_SLOTS and bool(slots) and is_fewer
 
     def _spent(self) -> str | None:
-        """Say that the budget is used up; None while it is not."""
+        """Say which budget is used up; None: none is."""
         most_launches, most_seconds = self.task.most_launches, self.task.most_seconds
         if most_launches is not None and len(self.launched) >= most_launches:
             return f"the budget of {most_launches} launches is used up"
@@ -242,7 +242,7 @@ class _Search:
 
 
 def with_sequences(combination: Combination, sequences: int) -> Combination:
-    """The same combination with ``--max-num-seqs`` set anew; of a flag given twice vLLM takes the last."""
+    """Return the combination with ``--max-num-seqs`` appended; vLLM uses the last value of a repeated flag."""
     return replace(combination, other_flags=(*combination.other_flags, SEQUENCES_FLAG, str(sequences)))
 
 
@@ -253,7 +253,7 @@ def combination_key(combination: Combination, revision: str | None) -> str:
 
 
 def state_key(machine: Machine, settings: Sequence[str] = (), reserve_mib: int | None = None) -> str:
-    """The machine, whatever of the environment vLLM listens to, and what had to stay free."""
+    """Hash the machine, the environment variables that vLLM reads, and the memory that must stay free."""
     demanded = {} if reserve_mib is None else {"reserve_mib": reserve_mib}
     return _hash({**asdict(machine), "settings": sorted(settings), **demanded})
 
@@ -263,7 +263,7 @@ def _lowered(trial: Trial) -> Lowered:
 
 
 def _is_answer(trial: Trial, verify: Verify) -> bool:
-    """What could not tell then may tell now: only answers are taken over from an earlier run."""
+    """Whether a recorded trial settles its length; an unexplained failure is launched again."""
     observation = interpret(trial, verify)
     return observation is not None and observation.reading is not Answer.UNKNOWN
 
