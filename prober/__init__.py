@@ -1,6 +1,6 @@
 """The proven ceiling of vLLM's ``max_model_len``.
 
-``lookup``, ``read_matrix`` and ``probe`` (see ``prober.api``) are loaded when they are first used.
+``lookup``, ``read_matrix`` and ``probe`` (see ``prober.api``) are loaded on first use.
 """
 
 from typing import TYPE_CHECKING, Any

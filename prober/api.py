@@ -1,10 +1,10 @@
-"""The Python API: look up a ceiling, read the matrix, measure one. ``import prober`` offers these three lazily.
+"""The Python API: look up a ceiling, read the matrix, measure a model. ``import prober`` loads these lazily.
 
     answer = prober.lookup("Qwen3-8B", gpu="L4")
     frame = prober.read_matrix()
     ceiling = prober.probe("Qwen/Qwen3-8B", tensor_parallel_size=2)
 
-Errors are ``prober.records.ProberError``: a sentence that says what to do next.
+Errors are subclasses of ``prober.records.ProberError``; the message says what to do next.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def lookup(
     need: int | None = None,
     concurrency: int | None = None,
 ) -> LookupResult:
-    """Say what is known, offline. What is ``None`` is left open; ``need`` asks what serves so many tokens.
+    """Look up known ceilings, offline. ``None`` matches anything; ``need`` finds what serves that many tokens.
 
-    Of the hits the best come first: ``answer.hits[0].row.max_model_len`` is a proven ceiling in tokens, or ``None``
+    Hits are sorted, best first: ``answer.hits[0].row.max_model_len`` is a proven ceiling in tokens, or ``None``
     where ``hits[0].grade`` is only "unproven" or "reported". No hits: ``answer.command`` measures it. A folder without
-    a matrix knows nothing; raises ``NotReady`` for a file that is not a matrix.
+    a matrix gives no hits. Raises ``NotReady`` for a file that is not a matrix.
     """
     from prober.results.lookup import look_up
 
@@ -74,9 +74,10 @@ def lookup(
 
 
 def read_matrix(results: Path | str = "results") -> pandas.DataFrame:
-    """Read the matrix, one line a row, with nullable types: tokens and MiB Int64, GiB Float64, unknown ``pandas.NA``.
+    """Read the matrix as a DataFrame, one line per row.
 
-    No matrix yet: no rows, all columns. Raises ``NotReady`` for a file that is not a matrix.
+    Types are nullable: tokens and MiB Int64, GiB Float64, unknown ``pandas.NA``.
+    Without a matrix the frame is empty, with all columns. Raises ``NotReady`` for a file that is not a matrix.
     """
     from prober.results.frame import read_matrix
 
@@ -103,14 +104,14 @@ def probe(
 ) -> Ceiling:
     """Measure one combination (a Hub name or a directory), record it in ``results``, and return its ceiling.
 
-    ``python`` is the interpreter that has vLLM: else $ENGINE_PYTHON, else the one that runs this. ``device`` is auto,
-    cuda or cpu; ``low`` and ``high`` are tokens; ``on_trial`` is given each trial as it ends. The answer is
-    ``ceiling.max_model_len``: ``None`` where nothing was proven, and ``ceiling.status`` and ``why`` say the reason.
-    Takes minutes. Raises ``UsageError`` for what makes no sense, ``NotReady`` where this machine cannot measure now.
+    ``python`` is the interpreter that has vLLM (default: $ENGINE_PYTHON, else the current one). ``device`` is auto,
+    cuda or cpu; ``low`` and ``high`` are tokens; ``on_trial`` is called with each trial as it ends. The
+    result is ``ceiling.max_model_len``, ``None`` where nothing was proven; ``ceiling.status`` and ``why`` give the
+    reason. Takes minutes. Raises ``UsageError`` for invalid options, ``NotReady`` where this machine cannot
+    measure now.
     """
-    from prober.measure.measure import Request
     from prober.measure.measure import probe as measured
-    from prober.measure.request import Axes
+    from prober.measure.request import Axes, Request, combinations
     from prober.search.next_length import LOWEST
 
     axes = Axes(
@@ -121,8 +122,8 @@ def probe(
         compile_states=(compile_state,),
         vllm_flags=tuple(vllm_flags),
     )
-    wish = Request(
-        axes=axes,
+    request = Request(
+        combinations=combinations(axes),
         python=Path(python or os.environ.get("ENGINE_PYTHON") or sys.executable),
         results=Path(results),
         device=device,
@@ -132,12 +133,12 @@ def probe(
         verify=verify,
         is_fresh=fresh,
     )
-    [(ceiling, _)] = measured(wish, lambda _combination: _Quiet(on_trial))
+    [(ceiling, _)] = measured(request, lambda _combination: _Quiet(on_trial))
     return ceiling
 
 
 class _Quiet:
-    """Shows nothing of a search; hands on the trials."""
+    """Display that prints nothing and passes on each trial."""
 
     def __init__(self, on_trial: Callable[[Trial], None] | None) -> None:
         self._on_trial = on_trial

@@ -171,6 +171,11 @@ class Combination:
     compile_state: CompileState = CompileState.COLD
     other_flags: tuple[str, ...] = ()  # every further vLLM flag, untouched and in the user's order
 
+    @property
+    def world_size(self) -> int:
+        """Number of devices vLLM uses: tensor times pipeline parallel size (ParallelConfig.world_size)."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -215,6 +220,7 @@ class Trial:
     reserve_mib: int | None = None  # device memory that had to stay free
     at_rest_mib: int | None = None  # device memory in use before it, on all its devices; None: not told
     prober_version: str = ""
+    model_revision: str | None = None  # Hub commit or config hash of the model's files; None: not known
 
 
 @dataclass(frozen=True, slots=True)

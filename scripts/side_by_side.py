@@ -26,6 +26,7 @@ from prober.cli.progress import PlainDisplay
 from prober.engine.install import Engine, inspect
 from prober.measure import devices
 from prober.measure.monitor import launcher
+from prober.measure.request import Request
 from prober.measure.search_loop import Task, measure
 from prober.records import Combination, CompileState, Outcome, Verify
 from prober.results.store import Store
@@ -121,7 +122,7 @@ def ours(starter: Starter) -> int | None:
     with tempfile.TemporaryDirectory() as folder, devices.hold(starter.engine, "cpu", 1, None, print, 600) as here:
         store = Store(Path(folder))
         task = Task(starter.combination, here.machine)
-        with launcher(here, store, Verify.FULL, Limits()) as launch:
+        with launcher(here, store, Request([starter.combination], starter.engine.python, store.folder)) as launch:
             display = PlainDisplay(starter.combination, Verify.FULL, print)
             ceiling = measure(task, store, launch, display)
     starter.launches += ceiling.launches

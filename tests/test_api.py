@@ -45,7 +45,7 @@ def test_names_are_functions_also_after_their_modules_were_loaded(tmp_path: Path
     script = """
 import prober
 from prober.results.lookup import look_up
-from prober.measure.measure import Request
+from prober.measure.request import Request
 print(prober.lookup("Qwen3-8B").command, callable(prober.probe), callable(prober.read_matrix))
 import prober.results.lookup
 print(prober.lookup("Qwen3-8B").command)

@@ -92,7 +92,7 @@ def test_without_a_gpu_the_cpu_build_is_ready_and_a_cuda_build_is_not(tmp_path: 
         (Gpu(0, "u", "L4", 23 * GIB, 2 * GIB, 0, processes=()), "by no process that can be seen", "nvidia-smi"),
         (Gpu(0, "u", "GB10", 120 * GIB, 9 * GIB, None, is_unified_memory=True), "shared with the host", "idle"),
         (Gpu(0, "u", "RTX", 24 * GIB, 2 * GIB, 0, is_under_windows=True), "shared with Windows", "idle"),
-        (Gpu(0, "u", "L4"), "neither its memory nor its processes", "yourself"),
+        (Gpu(0, "u", "L4"), "neither its memory nor its processes", "no other process"),
     ],
 )
 def test_a_gpu_that_is_not_simply_idle_is_a_warning(tmp_path: Path, gpu: Gpu, what: str, mend: str) -> None:
@@ -115,7 +115,7 @@ def test_the_token_is_found_where_the_hub_looks_and_never_shown(tmp_path: Path) 
     assert found(tmp_path, HF_TOKEN=" ")["hub token"].state is State.WARN
     switched_off = found(tmp_path, HF_TOKEN=SECRET, HF_HUB_DISABLE_IMPLICIT_TOKEN="1")["hub token"]
     assert switched_off.state is State.WARN
-    assert "switched off" in switched_off.what
+    assert "disabled by" in switched_off.what
 
 
 def test_results_that_cannot_be_written_fail_and_weights_only_warn(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from row_makers import a_trial
 from test_fleet_jobs import H100, a_node, cells_of, one_model
 
+from prober.engine.install import Engine
 from prober.fleet.node import Search, without_ray
 from prober.fleet.protocol import End, Job, Known, Reply, Streamed
+from prober.measure.devices import Devices
 from prober.measure.search_loop import LaunchResult, combination_key, state_key
 from prober.records import Combination, Figures, Machine, Outcome, Report, Stage, Status, Verdict
 from prober.results.schema import Row
@@ -24,6 +26,7 @@ NODES = [a_node("a")]
 (CELL,) = cells_of(one_model(), NODES)
 HERE = Machine(H100, "cuda", "here", gpu_memory_mib=81559, vllm_version="0.28.0")
 THERE = replace(HERE, machine="there", gpu_hash="other cards")
+ENGINE = Engine(Path("python3"), "0.28.0", None, is_cpu_build=False)
 LIMIT = 32_768
 
 
@@ -51,7 +54,7 @@ def searched(
 ) -> tuple[Reply, list[Streamed]]:
     told: list[Streamed] = []
     job = Job(CELL, time.time() + 600 if until is None else until, tuple(known), tuple(hints))
-    return Search(job, HERE, folder, told.append).run(truth), told
+    return Search(job, Devices(ENGINE, HERE), folder, told.append).run(truth), told
 
 
 def elsewhere(machine: Machine, *results: tuple[int, Outcome], estimate: int | None = None) -> list[Known]:

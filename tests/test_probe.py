@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -248,3 +249,24 @@ def test_what_a_launch_costs_beside_vllm_is_little(run_prober: Run, tmp_path: Pa
     done = run_prober("probe", write_model(tmp_path / "model"), "--python", "./python")
     assert "4 launches" in done.stdout, done.stderr
     assert min(trial.seconds for trial in Store(tmp_path / "results").trials()) < 0.4
+
+
+def test_verbose_logs_command_length_devices_and_result_without_secrets(fake_probe: Probe, run_prober: Run) -> None:
+    secret = "hf_abcdefghijklmnopqrstuvwxyz012345"
+    flags = ["--served-model-name", secret]
+    quiet, engine = fake_probe(Scenario(), vllm=flags)
+    assert "prober.measure" not in quiet.stderr
+    model = engine.scenario_path.parent.parent / "model"
+    words = ["-v", "probe", model, "--python", sys.executable, "--fresh", "--device", "cpu", "--", *flags]
+    done = run_prober(*words, environment=engine.environment)
+    assert done.returncode == 0, done.stderr
+    for line in (
+        r"prober\.measure\.devices: use the CPU",
+        r"prober\.measure\.search_loop: launch 1: max_model_len 496, \w+",
+        rf"prober\.measure\.monitor: trial \S+: start vLLM \(serve\): {sys.executable} --model .*--max-model-len \d+",
+        r"prober\.measure\.search_loop: trial \S+: kv_too_small, max_model_len 497: \w+",
+        r"prober\.measure\.search_loop: done: exact, \w+",
+    ):
+        assert re.search(line, done.stderr), (line, done.stderr)
+    assert secret not in done.stderr
+    assert "prober.measure" not in done.stdout

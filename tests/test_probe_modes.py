@@ -104,7 +104,7 @@ def test_beyond_the_models_limit_only_with_an_end_and_a_warning(
 def test_a_reserve_needs_a_device_that_tells_its_memory(fake_probe: Probe) -> None:
     done, engine = fake_probe(EIGHT_MIB, "--reserve-mib", "512")
     assert (done.returncode, engine.launches()) == (3, ())
-    assert "no device here tells" in done.stderr
+    assert "no device here reports" in done.stderr
 
 
 def test_sequences_and_compile_states_are_axes(fake_probe: Probe, tmp_path: Path) -> None:
@@ -186,4 +186,4 @@ def test_a_busy_host_is_given_time(fake_probe: Probe) -> None:
     fault = Fault(FaultKind.DEVICE_BUSY, stage="config", launches=(1,))
     done, engine = fake_probe(Scenario(kv_blocks=32, block_size=128, faults=(fault,)), "--wait", "1")
     assert (done.returncode, len(engine.launches())) == (0, 4), done.stderr
-    assert "memory is in use by others: waiting 1 s" in done.stderr
+    assert "other processes use this machine's memory: waiting 1 s" in done.stderr

@@ -25,8 +25,8 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["lookup"], "Name a model, or say with --need"),
-        (["lookup", "a", "--concurrency", "4"], "--concurrency goes with --need"),
+        (["lookup"], "Give a MODEL, or --need"),
+        (["lookup", "a", "--concurrency", "4"], "--concurrency needs --need"),
         (["probe", "a", "--tp", "two"], "'two' is not a number or a list such as 1,2"),
         (["probe", "a", "--tp", "1,0"], "'1,0' is out of range"),
         (["probe", "a", "--gpu-memory-utilization", "1.5"], "'1.5' is out of range"),
@@ -76,10 +76,10 @@ def test_of_several_logs_the_one_that_says_nothing_is_named_and_the_others_are_k
     assert done.returncode == 1
     assert f"{SAYS_NOTHING}: Only a start or a refusal" in sentence(done)
     assert "on Acme 24 refuses 98,304" in done.stdout
-    assert "not known, and to be told: " in done.stdout
+    assert "missing; supply with: " in done.stdout
     named = ["--gpu", "Acme 24", "--results", "results", "--date"]
     assert "not kept" not in run_prober("import", REFUSAL, *named, "2026-02-01").stdout
-    assert "not kept: what stands there" in run_prober("import", REFUSAL, *named, "2025-02-01").stdout
+    assert "not kept: the existing row" in run_prober("import", REFUSAL, *named, "2025-02-01").stdout
 
 
 def test_output_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:

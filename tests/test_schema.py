@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
+from typing import Any
 
 import pandas as pd
 import pytest
 from hypothesis import given
 from row_makers import HOSTILE, a_row, rows
 
-from prober.records import Source
+from prober.fleet.known_rows import about, about_row
+from prober.records import Combination, Source
 from prober.results.csv_format import ForeignMatrix, read_cells, read_records, record_of, render
+from prober.results.from_ceiling import columns_of
 from prober.results.schema import (
     COLUMNS,
+    COMBINATION,
     HEADER,
+    KEY,
     SCHEMA_VERSION,
     Row,
     UnreadableRow,
@@ -136,3 +142,27 @@ def test_rows_are_sorted_whatever_order_they_came_in() -> None:
     text = render(map(record_of, some))
     assert text == render(map(record_of, reversed(some)))
     assert [(r.model, r.gpu_count) for r in map(from_cells, read_cells(text))][:3] == [("a", 1), ("a", 2), ("a", 16)]
+
+
+def test_a_combination_and_its_row_have_one_key_whatever_columns_it_has() -> None:
+    changes: dict[str, Any] = {
+        "tensor_parallel_size": 2,
+        "dtype": "half",
+        "quantization": "awq",
+        "kv_cache_dtype": "fp8",
+    }
+    combination = Combination("m", other_flags=("--block-size", "32"), gpu_memory_utilization=0.8, **changes)
+    row = Row(gpu="L4", **columns_of(combination))
+    assert about(combination, "L4") == about_row(row)
+    for name in COMBINATION:
+        changed: dict[str, Any] = {name: "another"}
+        assert about_row(dataclasses.replace(row, **changed)) != about_row(row), name
+
+
+def test_every_key_column_is_asked_for_or_named_as_found_by_the_prober() -> None:
+    """A new key column that is a field of Combination needs no other line: look-ups, hints and fleets derive theirs."""
+    found = {
+        "model_revision", "gpu", "gpu_memory_mib", "gpu_count", "vllm_version", "environment", "reserve_mib", "machine",
+    }  # fmt: skip
+    assert set(KEY) == {*COMBINATION, *found}
+    assert {*COMBINATION, "model_revision"} == {field.name for field in dataclasses.fields(Combination)}

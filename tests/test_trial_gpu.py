@@ -214,7 +214,7 @@ def test_refusal_beside_a_newcomer_says_nothing_about_the_length(box: Box) -> No
         assert prober.wait(60) == 0
     second = box.trials()[1]
     assert (second["length"], second["verdict"]["outcome"]) == (496, "device_busy")
-    assert f"memory was taken on GPU 0: pid {other.pid} (python" in second["verdict"]["evidence"]
+    assert f"another process took memory on GPU 0: pid {other.pid} (python" in second["verdict"]["evidence"]
     assert "To serve at least one request" in second["verdict"]["evidence"]
     assert second["leaked_mib"] == 0
     assert ANSWER in box.said("out")
@@ -243,7 +243,7 @@ from pathlib import Path
 from prober.measure.search_loop import Task, measure
 from prober.cli.progress import PlainDisplay
 from prober.engine.install import Engine
-from prober.trial.timeouts import Limits
+from prober.measure.request import Request
 from prober.records import Combination, NotReady, Verify
 from prober.measure.monitor import launcher
 from prober.measure.devices import hold
@@ -255,7 +255,7 @@ store = Store(Path(results))
 display = PlainDisplay(combination, Verify.FULL, lambda line: print(line, file=sys.stderr))
 with hold(engine, "cuda", 1, None, display.say, 1.0) as here:
     here.return_seconds = 1.0
-    with launcher(here, store, Verify.FULL, Limits()) as launch:
+    with launcher(here, store, Request([combination], engine.python, store.folder)) as launch:
         try:
             measure(Task(combination, here.machine), store, launch, display)
         except NotReady as error:

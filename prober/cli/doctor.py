@@ -11,11 +11,11 @@ from prober.cli.results import AS_JSON, RESULTS
 
 
 @click.command()
-@click.option("--python", type=click.Path(path_type=Path), help="The interpreter that has vLLM. [as for probe]")
+@click.option("--python", type=click.Path(path_type=Path), help="Python interpreter that has vLLM. [as for probe]")
 @RESULTS
 @AS_JSON
 def doctor(python: Path | None, results: Path, as_json: bool) -> int:
-    """Look at GPUs, engine, disk, memory and access, and say what to do about each. Exit code 3: not ready.
+    """Check GPUs, engine, disk, memory and access, and say how to fix each problem. Exit code 3: not ready.
 
     \b
       prober doctor

@@ -1,4 +1,4 @@
-"""The `fleet` command: a plan of models, GPUs and versions on a Ray cluster, night after night."""
+"""The `fleet` command: measure a plan of models, GPUs and vLLM versions on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("plan", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--dry-run", is_flag=True, help="Show the cells, the launches they will take, and what cannot run.")
+@click.option("--dry-run", is_flag=True, help="Show the searches, their expected launches, and what cannot run.")
 @click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
-@click.option("--address", help="The Ray cluster; local: this machine alone. [$RAY_ADDRESS, the one that runs here]")
+@click.option("--address", help="Ray cluster; local: this machine only. [$RAY_ADDRESS, else the running cluster]")
 @click.option(
     "--deadline",
     type=click.FloatRange(0, min_open=True),
     metavar="HOURS",
     help="When to stop. [deadline_hours in PLAN]",
 )
-@click.option("--json", "as_json", is_flag=True, help="The summary as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option(
     "--bisect-version",
     nargs=3,
@@ -45,8 +45,8 @@ def fleet(
 ) -> int:
     """Measure the plan PLAN (TOML) on the nodes of a Ray cluster and compare with the last run.
 
-    Run it again after an interruption: it goes on. In RESULTS/fleet it leaves summary.md, summary.json and
-    ceilings.prom. Exit codes: 0 fine, 1 a ceiling fell (and fell again when proven again), 4 some cells have no answer.
+    An interrupted run continues when started again. Writes summary.md, summary.json and ceilings.prom to
+    RESULTS/fleet. Exit codes: 0 no regression, 1 a ceiling fell twice in a row, 4 some searches have no answer.
 
     \b
       prober fleet plan.toml --dry-run

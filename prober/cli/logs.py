@@ -1,4 +1,4 @@
-"""The commands that read a start-up log of anybody's: `explain` and `import`. Neither needs vLLM or a GPU."""
+"""The commands that read vLLM startup logs: `explain` and `import`. Neither needs vLLM or a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHUNK_BYTES = 1 << 20
 @click.argument("log", type=click.File("rb"), default="-")
 @AS_JSON
 def explain(log: BinaryIO, as_json: bool) -> int:
-    """Say what a vLLM start-up LOG shows (- or nothing: standard input): the cause, the figures, the ways out.
+    """Explain a vLLM startup LOG (default: standard input): cause, figures and fixes.
 
     \b
       prober explain vllm.log
@@ -43,25 +43,28 @@ def _chunks(log: BinaryIO) -> Iterator[bytes]:
 
 @click.command("import")
 @click.argument("logs", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--gpu", help="The GPU's name, as the driver says it.")
+@click.option("--gpu", help="GPU name as the driver reports it.")
 @click.option("--gpu-memory-mib", type=click.IntRange(1), help="Memory of one GPU.")
-@click.option("--model", help="The model, where the log does not name it.")
-@click.option("--model-revision", help="Its commit.")
+@click.option("--model", help="Model, if the log does not name it.")
+@click.option("--model-revision", help="Commit of the model.")
 @click.option("--tp", "tensor_parallel_size", type=click.IntRange(1), help="Tensor-parallel size.")
 @click.option("--pp", "pipeline_parallel_size", type=click.IntRange(1), help="Pipeline-parallel size.")
 @click.option(
-    "--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True), metavar="X", help="As the start was given."
+    "--gpu-memory-utilization",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="X",
+    help="As vLLM was started with.",
 )
 @click.option(
     "--date", "measured_at", callback=lambda *given: day(*given), metavar="YYYY-MM-DD", help="When the log was written."
 )
-@click.option("--vllm", "vllm_version", help="vLLM's version, where the log does not name it.")
+@click.option("--vllm", "vllm_version", help="vLLM version, if the log does not name it.")
 @click.option("--source-url", help="Where the log was published.")
 @RESULTS
-def import_logs(logs: tuple[Path, ...], results: Path, **told: Any) -> int:
-    """Make rows of start-up LOGS: `imported`, second-class beside what was measured.
+def import_logs(logs: tuple[Path, ...], results: Path, **fields: Any) -> int:
+    """Import rows from vLLM startup LOGS. They are unverified and never replace measured rows.
 
-    A start proves no service, so such a row never names a ceiling. What the log does not tell is left empty.
+    A startup does not prove service, so an imported row has no ceiling. What the log does not show is left empty.
 
     \b
       prober import vllm.log --gpu "NVIDIA L4" --gpu-memory-mib 23034
@@ -81,7 +84,7 @@ def import_logs(logs: tuple[Path, ...], results: Path, **told: Any) -> int:
                 reader.feed(chunk)
         reader.finish()
         try:
-            row = import_row(reader.verdict(), ImportFields(**told), __version__)
+            row = import_row(reader.verdict(), ImportFields(**fields), __version__)
         except UsageError as error:
             click.echo(f"{path}: {error}", err=True)
             skipped = True
@@ -91,14 +94,14 @@ def import_logs(logs: tuple[Path, ...], results: Path, **told: Any) -> int:
         kind = "starts at" if row.starts_max_model_len else "refuses"
         click.echo(f"{path}: {row.model} on {row.gpu} {kind} {length:,}" if length else f"{path}: {row.model}")
         if stronger:
-            click.echo("  not kept: what stands there of the same proves more, or is newer")
+            click.echo("  not kept: the existing row proves more or is newer")
         elif missing := unknown(row):
-            click.echo(f"  not known, and to be told: {' '.join(missing)}")
+            click.echo(f"  missing; supply with: {' '.join(missing)}")
     return 1 if skipped else 0
 
 
 def day(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
-    """Read a date."""
+    """Parse an ISO date."""
     try:
         return None if text is None else date.fromisoformat(text).isoformat()
     except ValueError:

@@ -1,8 +1,9 @@
-"""The command line: arguments become values, one call answers; its text goes to stdout, its kind to the exit code."""
+"""The command line: parses arguments, calls one function, prints to stdout and sets the exit code."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import platform
 import shutil
@@ -27,7 +28,7 @@ INTERRUPTED, TERMINATED = 130, 143
 
 
 class Terminated(BaseException):
-    """SIGTERM: end like Ctrl-C, so that the running trial ends first."""
+    """Raised on SIGTERM, so that the running trial is stopped first, as on Ctrl-C."""
 
 
 def main() -> NoReturn:
@@ -57,7 +58,7 @@ def main() -> NoReturn:
 
 
 def _leave_quietly() -> None:
-    """Let nothing that is still buffered raise again while the interpreter ends."""
+    """Discard buffered output, which would raise again at interpreter exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -72,7 +73,7 @@ def _say_how_to_go_on() -> None:
 
 
 def versions() -> str:
-    """The versions that matter. vLLM's is read from its folder's name: nothing is started, nothing is imported."""
+    """List versions. vLLM's is read from its folder's name: nothing is started or imported."""
     lines = [f"prober {__version__}", f"Python {platform.python_version()}"]
     python = default_python()
     found = shutil.which(python)
@@ -95,21 +96,25 @@ def _show_versions(context: click.Context, _parameter: click.Parameter, is_asked
     is_eager=True,
     expose_value=False,
     callback=_show_versions,
-    help="Show the versions of the prober, of Python, and of vLLM where one is found.",
+    help="Show the versions of prober, Python and vLLM (if found).",
 )
-def commands() -> None:
+@click.option("-v", "--verbose", is_flag=True, help="Log commands, chosen lengths, GPU leases and results to stderr.")
+def commands(verbose: bool) -> None:
     """Find and prove the longest max_model_len that vLLM serves on this machine.
 
-    vLLM runs in a process of its own for each length that is tried; the answer is proven by a request of full length
-    and kept in a table that others can look up.
+    Each length is tried in a new vLLM process. A full-length request proves the result, which is stored in a table
+    that others can look up.
 
     \b
       prober probe Qwen/Qwen3-8B -- --kv-cache-dtype fp8
       prober lookup Qwen3-8B --gpu L4
       prober explain vllm.log
 
-    Exit codes: 0 answered, 1 no answer, 2 usage, 3 the machine is not ready.
+    Exit codes: 0 success, 1 no answer, 2 usage error, 3 the machine is not ready.
     """
+    if verbose:
+        logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
+        logging.getLogger("prober").setLevel(logging.INFO)
 
 
 for command in (probe, lookup, explain, doctor, import_logs, merge, diff, report, fleet):

@@ -1,8 +1,9 @@
-"""The `probe` command: its options, and what is seen while it runs."""
+"""The `probe` command: its options and its output."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import sys
@@ -15,7 +16,8 @@ import click
 from prober.records import Combination, CompileState, Entrypoint, NotReady, Stage, Status, Verify
 
 if TYPE_CHECKING:
-    from prober.measure.measure import Display, PlannedCombination, Request
+    from prober.measure.measure import Display, PlannedCombination
+    from prober.measure.request import Request
 
 UNANSWERED = (Status.INCONCLUSIVE, Status.UNSTABLE, Status.BAD_CONFIG)
 
@@ -23,7 +25,7 @@ UNANSWERED = (Status.INCONCLUSIVE, Status.UNSTABLE, Status.BAD_CONFIG)
 def numbers(
     kind: type, most: float | None = None
 ) -> Callable[[click.Context, click.Parameter, str | None], tuple[Any, ...] | None]:
-    """A callback that reads a list such as 1,2,4."""
+    """Return a callback that parses a list such as 1,2,4."""
 
     def read(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[Any, ...] | None:
         if text is None:
@@ -40,17 +42,17 @@ def numbers(
 
 
 def words(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
-    """Read a list of words such as auto,fp8."""
+    """Parse a list of words such as auto,fp8."""
     return None if text is None else _once(text.split(","))
 
 
 def _once(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Each value once: what is said twice is not measured twice."""
+    """Remove duplicates, so that a value given twice is measured once."""
     return tuple(dict.fromkeys(values))
 
 
 def varied(context: click.Context, parameter: click.Parameter, pairs: Sequence[str]) -> tuple[Any, ...]:
-    """Read FLAG=V1,V2 pairs; the dashes may be left out."""
+    """Parse FLAG=V1,V2 pairs; the leading dashes are optional."""
     found = []
     for pair in pairs:
         flag, _, values = pair.partition("=")
@@ -63,7 +65,7 @@ def varied(context: click.Context, parameter: click.Parameter, pairs: Sequence[s
 
 
 def compile_states(context: click.Context, parameter: click.Parameter, text: str) -> tuple[CompileState, ...]:
-    """Read a list such as cold,eager."""
+    """Parse a list such as cold,eager."""
     try:
         return _once(CompileState(part) for part in text.split(","))
     except ValueError:
@@ -73,14 +75,14 @@ def compile_states(context: click.Context, parameter: click.Parameter, text: str
 
 
 def finite(context: click.Context, parameter: click.Parameter, number: float | None) -> float | None:
-    """Refuse what is a float and no number: nan, and an endless wait."""
+    """Reject nan and infinity."""
     if number is not None and not math.isfinite(number):
         raise click.BadParameter(f"{number} is not a finite number", context, parameter)
     return number
 
 
 def positive(text: str) -> float:
-    """A number above 0 that is one. Raises ValueError."""
+    """Parse a finite number above 0. Raises ValueError."""
     number = float(text)
     if not (math.isfinite(number) and number > 0):
         raise ValueError(text)
@@ -88,7 +90,7 @@ def positive(text: str) -> float:
 
 
 def stage_limits(context: click.Context, parameter: click.Parameter, pairs: Sequence[str]) -> dict[Stage, float]:
-    """Read STAGE=SECONDS pairs."""
+    """Parse STAGE=SECONDS pairs."""
     limits = {}
     for pair in pairs:
         name, _, seconds = pair.partition("=")
@@ -101,7 +103,7 @@ def stage_limits(context: click.Context, parameter: click.Parameter, pairs: Sequ
 
 
 def default_python() -> Path:
-    """The engine's interpreter: ENGINE_PYTHON, else the environment that `make engine` made, else `python3`."""
+    """Return the engine's interpreter: $ENGINE_PYTHON, else the one that `make engine` created, else `python3`."""
     if named := os.environ.get("ENGINE_PYTHON"):
         return Path(named)
     made = Path(".venv-engine/bin/python")
@@ -116,50 +118,52 @@ def default_python() -> Path:
     "--gpu-memory-utilization",
     callback=numbers(float, most=1),
     metavar="X[,X]",
-    help="Shares of the GPU's memory. [vLLM's own default]",
+    help="Fractions of the GPU's memory. [vLLM's default]",
 )
-@click.option("--kv-cache-dtype", callback=words, metavar="T[,T]", help="Types of the KV cache: auto,fp8. [vLLM's]")
-@click.option("--max-num-seqs", callback=numbers(int), metavar="N[,N]", help="Sequences at once. [vLLM's]")
+@click.option(
+    "--kv-cache-dtype", callback=words, metavar="T[,T]", help="KV cache data types: auto,fp8. [vLLM's default]"
+)
+@click.option("--max-num-seqs", callback=numbers(int), metavar="N[,N]", help="Concurrent sequences. [vLLM's default]")
 @click.option(
     "--vary",
     multiple=True,
     callback=varied,
     metavar="FLAG=V[,V]",
-    help="One more axis: a vLLM flag and its values; on and off for a switch.",
+    help="Another axis: a vLLM flag and its values; on and off for a switch.",
 )
 @click.option(
     "--entrypoint",
     type=click.Choice([e.value for e in Entrypoint]),
     default="serve",
     show_default=True,
-    help="Start vLLM's server, or vllm.LLM in a process.",
+    help="Start vLLM's server, or vllm.LLM in a Python process.",
 )
 @click.option(
     "--python",
     type=click.Path(path_type=Path),
-    help="The interpreter that has vLLM. [$ENGINE_PYTHON, .venv-engine, python3]",
+    help="Python interpreter that has vLLM. [$ENGINE_PYTHON, .venv-engine, python3]",
 )
 @click.option(
     "--device",
     type=click.Choice(["auto", "cuda", "cpu"]),
     default="auto",
     show_default=True,
-    help="What vLLM runs on.",
+    help="Device that vLLM runs on.",
 )
 @click.option(
     "--gpus",
     callback=words,
     metavar="ID[,ID]",
-    help="GPUs to take, by number or UUID. [idle ones]",
+    help="GPUs to use, by index or UUID. [idle GPUs]",
 )
-@click.option("--low", type=click.IntRange(2), help="Shortest length of interest. [16]")
-@click.option("--high", type=click.IntRange(2), help="Longest length of interest. [the model's limit]")
+@click.option("--low", type=click.IntRange(2), help="Shortest length to try, in tokens. [16]")
+@click.option("--high", type=click.IntRange(2), help="Longest length to try, in tokens. [the model's limit]")
 @click.option(
     "--verify",
     type=click.Choice([v.value for v in Verify]),
     default="full",
     show_default=True,
-    help="Proof of a length: a start only, a short answer, or an answer at full length.",
+    help="How to prove a length: startup only, a short request, or a full-length request.",
 )
 @click.option(
     "--compile",
@@ -168,35 +172,41 @@ def default_python() -> Path:
     default="cold",
     show_default=True,
     metavar="STATE[,STATE]",
-    help="What starts find compiled: cold nothing, warm everything, eager compiles nothing.",
+    help="Compile cache at launch: empty (cold), pre-filled (warm), or --enforce-eager (eager).",
 )
-@click.option("--enforce-eager", is_flag=True, help="The same as --compile eager.")
-@click.option("--dummy-weights", is_flag=True, help="Random weights: nothing is downloaded but the configuration.")
-@click.option("--plan", "only_plan", is_flag=True, help="Say what would be measured; start nothing.")
-@click.option("--quick", is_flag=True, help="One launch as a rule: what vLLM chooses, proven; nothing above is tried.")
-@click.option("--certify", is_flag=True, help="Prove a row of the results anew: 2 launches while it still holds.")
+@click.option("--enforce-eager", is_flag=True, help="Same as --compile eager.")
+@click.option("--dummy-weights", is_flag=True, help="Use random weights; only the configuration is downloaded.")
+@click.option("--plan", "only_plan", is_flag=True, help="Show what would be measured, without starting vLLM.")
+@click.option(
+    "--quick", is_flag=True, help="Prove the length that vLLM chooses (usually 1 launch); try nothing longer."
+)
+@click.option("--certify", is_flag=True, help="Prove an existing row again (2 launches if it still holds).")
 @click.option(
     "--strategy",
     type=click.Choice(["hints", "bisect"]),
     default="hints",
     show_default=True,
-    help="How lengths are chosen: from vLLM's figures, or by halving alone (for comparison: many launches).",
+    help="Choose lengths from vLLM's figures, or by bisection alone (for comparison: many launches).",
 )
 @click.option(
     "--reserve-mib", type=click.IntRange(1), metavar="MIB", help="GPU memory that must stay free at the peak."
 )
 @click.option(
-    "--beyond-model-limit", is_flag=True, help="Up to --high with vLLM's own switch; the row carries a warning."
+    "--beyond-model-limit",
+    is_flag=True,
+    help="Let vLLM exceed the model's limit, up to --high; the row carries a warning.",
 )
-@click.option("--budget-launches", type=click.IntRange(1), metavar="N", help="End with the bracket after N launches.")
+@click.option(
+    "--budget-launches", type=click.IntRange(1), metavar="N", help="Stop after N launches, with the bracket so far."
+)
 @click.option(
     "--budget-minutes",
     type=click.FloatRange(0, min_open=True),
     callback=finite,
     metavar="M",
-    help="The same after M minutes.",
+    help="Start no launch after M minutes.",
 )
-@click.option("--fresh", is_flag=True, help="Measure anew; recorded trials only hint.")
+@click.option("--fresh", is_flag=True, help="Measure again; use recorded trials only as hints.")
 @click.option(
     "--wait",
     type=click.FloatRange(0),
@@ -204,22 +214,22 @@ def default_python() -> Path:
     default=600,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait for a GPU that others use.",
+    help="How long to wait for a busy GPU.",
 )
-@click.option("--kill-stale", is_flag=True, help="First end what our own killed runs have left on this machine.")
+@click.option("--kill-stale", is_flag=True, help="Kill leftover processes of earlier prober runs first.")
 @click.option(
     "--stage-limit",
     multiple=True,
     callback=stage_limits,
     metavar="STAGE=SECONDS",
-    help="Time without progress that a stage may take.",
+    help="Longest time that a stage may go without progress.",
 )
 @click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="The answer as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def probe(model: str, vllm_flags: tuple[str, ...], as_json: bool, **options: Any) -> int:
-    """Find and prove the ceiling of MODEL, a Hub name or a directory.
+    """Find and prove the longest max_model_len of MODEL, a Hub name or a directory.
 
-    Everything after -- goes to vLLM untouched:
+    Arguments after -- are passed to vLLM unchanged:
 
     \b
       prober probe Qwen/Qwen3-8B --gpu-memory-utilization 0.9 -- --kv-cache-dtype fp8
@@ -231,14 +241,14 @@ def probe(model: str, vllm_flags: tuple[str, ...], as_json: bool, **options: Any
     from prober.measure.measure import probe as run
     from prober.measure.summary import render, table, to_json
 
-    wish = _wish(model, vllm_flags, options)
+    request = _request(model, vllm_flags, options)
     if options["only_plan"]:
-        click.echo(_plan_table(plan(wish)))
+        click.echo(_plan_table(plan(request)))
         return 0
     if options["kill_stale"]:
         _end_stale()
     answers = []
-    for ceiling, row in run(wish, _display(wish.verify)):
+    for ceiling, row in run(request, _display(request.verify)):
         answers.append((ceiling, row))
         if not as_json:
             click.echo(("\n" if len(answers) > 1 else "") + render(ceiling, row))
@@ -250,7 +260,7 @@ def probe(model: str, vllm_flags: tuple[str, ...], as_json: bool, **options: Any
 
 
 def _plan_table(cells: list[PlannedCombination]) -> str:
-    """One line a combination, then the sum."""
+    """Render one line per combination, then the total."""
     from prober.measure.summary import describe_with_flags
 
     lines, total = [], sum(cell.launches for cell in cells)
@@ -270,10 +280,11 @@ def _sequences(counts: tuple[int, ...] | None) -> tuple[tuple[str, tuple[str, ..
 
 
 def _display(verify: Verify) -> Callable[[Combination], Display]:
-    """A live table where stderr is a terminal, plain lines elsewhere."""
+    """Return a live table where stderr is a terminal, plain lines elsewhere."""
     from prober.cli.progress import LiveDisplay, PlainDisplay
 
-    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    is_logging = logging.getLogger("prober").isEnabledFor(logging.INFO)  # its lines would tear a live table
+    if is_logging or sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         return lambda combination: PlainDisplay(combination, verify, _say)
     from rich.console import Console
 
@@ -282,7 +293,7 @@ def _display(verify: Verify) -> Callable[[Combination], Display]:
 
 
 def _say(line: str) -> None:
-    """Progress is worth less than the search: a reader that has gone, or a full disk, does not end it."""
+    """Print progress; a closed pipe or a full disk does not end the search."""
     with contextlib.suppress(OSError):
         click.echo(line, err=True)
 
@@ -295,19 +306,19 @@ def _end_stale() -> None:
         click.echo(f"Ended process {one.pid} ({one.name}) of our earlier trial {one.trial}.", err=True)
     if alive:
         pids = ",".join(str(one.pid) for one in alive)
-        raise NotReady(f"left-overs of earlier trials do not die; look at them with `ps -fp {pids}`")
+        raise NotReady(f"processes of earlier trials cannot be killed; inspect them with `ps -fp {pids}`")
 
 
-def _wish(model: str, vllm_flags: tuple[str, ...], options: dict[str, Any]) -> Request:
-    from prober.measure.measure import DUMMY_WEIGHTS, Request
-    from prober.measure.request import Axes
+def _request(model: str, vllm_flags: tuple[str, ...], options: dict[str, Any]) -> Request:
+    from prober.measure.measure import DUMMY_WEIGHTS
+    from prober.measure.request import Axes, Request, combinations
     from prober.search.next_length import LOWEST, Strategy
     from prober.trial.timeouts import Limits
 
     if options["quick"] and options["strategy"] != Strategy.HINTS:
         raise click.UsageError("--quick goes with --strategy hints only.")
     if options["quick"] and options["certify"]:
-        raise click.UsageError("--quick leaves out the refusal that --certify is to prove; ask for one of them.")
+        raise click.UsageError("--quick skips the refusal that --certify proves; use one of them.")
     if vllm_flags and not vllm_flags[0].startswith("-"):
         raise click.UsageError(f"{vllm_flags[0]!r} is neither MODEL nor a flag of vLLM: probe takes one model.")
     dummy = DUMMY_WEIGHTS if options["dummy_weights"] else ()
@@ -323,7 +334,7 @@ def _wish(model: str, vllm_flags: tuple[str, ...], options: dict[str, Any]) -> R
     )
     minutes = options["budget_minutes"]
     return Request(
-        axes=axes,
+        combinations=combinations(axes),
         python=options["python"] or default_python(),
         results=options["results"],
         device=options["device"],

@@ -1,4 +1,4 @@
-"""What a running search looks like, on stderr: a live table on a terminal, plain lines elsewhere."""
+"""Progress of a running search on stderr: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STAGE_WORDS = {
     Stage.READY: "ready",
     Stage.SERVE: "answering",
 }
-REMIND_SECONDS = 60.0  # plain output: a sign of life while a stage lasts
+REMIND_SECONDS = 60.0  # plain output: repeat the stage this often
 
 
 def tokens(length: int | None) -> str:
@@ -36,7 +36,7 @@ def tokens(length: int | None) -> str:
 
 
 def time_left(step: Try, took: Sequence[float]) -> str:
-    """Say how long the search will still take, as far as the launches so far tell; nothing before the first."""
+    """Estimate the remaining time from the launches so far; empty before the first."""
     if not took:
         return ""
     seconds = step.left * sum(took) / len(took)
@@ -78,7 +78,7 @@ class PlainDisplay:
         pass
 
     def resumed(self, trials: Sequence[Trial]) -> None:
-        self._write(f"Going on from {len(trials)} recorded trials of this machine in this state (--fresh starts anew):")
+        self._write(f"Going on from {len(trials)} recorded trials of this machine in this state (--fresh starts over):")
         for trial in trials:
             self._write(f"  {tokens(trial.length)}: {result_words(trial, self._verify)}, {trial.started_at}")
 

@@ -17,11 +17,11 @@ from prober.records import NotReady, ProberError
     "--output",
     type=click.Path(dir_okay=False, allow_dash=True),
     metavar="FILE",
-    help="Where to write; - is stdout. [report.html in --results; Markdown goes to stdout]",
+    help="Output file; - is stdout. [report.html in --results; Markdown goes to stdout]",
 )
-@click.option("--markdown", is_flag=True, help="A Markdown table, for a README or a pull request.")
+@click.option("--markdown", is_flag=True, help="Print a Markdown table for a README or a pull request.")
 def report(results: Path, output: str | None, markdown: bool) -> int:
-    """Show the matrix as one HTML page that works without network and server, or as Markdown.
+    """Render the matrix as a self-contained HTML page, or as Markdown.
 
     \b
       prober report
@@ -45,7 +45,7 @@ def report(results: Path, output: str | None, markdown: bool) -> int:
 
 
 def _write(target: str, text: str) -> None:
-    """Replace the file in one step, so that nobody reads half a page."""
+    """Replace the file in one step, so that no reader sees half a page."""
     try:
         is_file = not os.path.exists(target) or os.path.isfile(target)  # /dev/null must stay what it is
         with click.open_file(target, "w", encoding="utf-8", atomic=is_file) as file:

@@ -1,4 +1,4 @@
-"""The commands that read and mend the matrix: `lookup`, `merge`, `diff`. None of them needs a GPU, vLLM or pandas."""
+"""The commands that read and repair the matrix: `lookup`, `merge`, `diff`. None of them needs a GPU, vLLM or pandas."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from prober.results.schema import Row
 
 RESULTS = click.option("--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="The answer as JSON.")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--gpu", help="The GPU's name, or a part that names its type: L4, A100, H100 PCIe.")
+@click.option("--gpu", help="GPU name, or the part that names its type: L4, A100, H100 PCIe.")
 @click.option("--tp", "tensor_parallel_size", type=click.IntRange(1), help="Tensor-parallel size.")
-@click.option("--vllm", "vllm_version", help="vLLM's version; nearer ones come first.")
+@click.option("--vllm", "vllm_version", help="vLLM version; the nearest come first.")
 @click.option("--gpu-memory-utilization", type=float, metavar="X", help="As the row was measured with.")
-@click.option("--kv-cache-dtype", metavar="T", help="Type of the KV cache: fp8, auto.")
-@click.option("--dtype", metavar="T", help="Type of the weights: bfloat16.")
-@click.option("--quantization", metavar="T", help="Kind of quantization: awq, fp8.")
+@click.option("--kv-cache-dtype", metavar="T", help="KV cache data type: fp8, auto.")
+@click.option("--dtype", metavar="T", help="Data type of the weights: bfloat16.")
+@click.option("--quantization", metavar="T", help="Quantization method: awq, fp8.")
 @click.option("--entrypoint", type=click.Choice([e.value for e in Entrypoint]), help="vLLM's server, or vllm.LLM.")
 @click.option("--compile", "compile_state", type=click.Choice([c.value for c in CompileState]), help="As for probe.")
-@click.option("--need", type=click.IntRange(1), metavar="TOKENS", help="What serves requests of so many tokens?")
-@click.option("--concurrency", type=click.IntRange(1), metavar="N", help="With --need: so many at once.")
+@click.option("--need", type=click.IntRange(1), metavar="N", help="Find configurations that serve N tokens.")
+@click.option("--concurrency", type=click.IntRange(1), metavar="N", help="With --need: N concurrent requests.")
 @RESULTS
 @AS_JSON
-@click.option("--flags", "form", flag_value="flags", help="What to paste after `vllm serve`.")
-@click.option("--yaml", "form", flag_value="yaml", help="A file for vLLM's --config.")
-@click.option("--env", "form", flag_value="env", help="An environment file for a container.")
+@click.option("--flags", "form", flag_value="flags", help="Print flags for `vllm serve`.")
+@click.option("--yaml", "form", flag_value="yaml", help="Print a file for vLLM's --config.")
+@click.option("--env", "form", flag_value="env", help="Print an environment file for a container.")
 def lookup(results: Path, as_json: bool, form: str | None, **question: Any) -> int:
     """Look up known-good ceilings of MODEL, or what serves --need tokens.
 
@@ -46,15 +46,15 @@ def lookup(results: Path, as_json: bool, form: str | None, **question: Any) -> i
     from prober.results.lookup import Query, look_up, render_table, to_json
 
     if as_json and form is not None:
-        raise UsageError(f"--json and --{form} are two forms of one answer; ask for one.")
+        raise UsageError(f"--json and --{form} exclude each other; use one.")
     if not question["model"] and question["need"] is None:
-        raise UsageError("Name a model, or say with --need how many tokens a request has.")
+        raise UsageError("Give a MODEL, or --need with the number of tokens.")
     if question["concurrency"] is not None and question["need"] is None:
-        raise UsageError("--concurrency goes with --need.")
+        raise UsageError("--concurrency needs --need.")
     for name, kind in (("entrypoint", Entrypoint), ("compile_state", CompileState)):
         question[name] = None if question[name] is None else kind(question[name])
     answer = look_up(results, Query(**question))
-    if answer.is_empty:  # on stderr, for it is no answer about the model
+    if answer.is_empty:  # on stderr: it is not an answer about the model
         click.echo(f"prober: {results} holds no rows. Name a folder that has some with --results.", err=True)
     if as_json:
         click.echo(to_json(answer))
@@ -87,8 +87,7 @@ def _best(answer: LookupResult, form: str) -> str:
 def merge(sources: tuple[Path, ...], results: Path, as_json: bool) -> int:
     """Merge SOURCES (folders or matrix files) into the matrix in --results.
 
-    The newest proof wins; measured beats imported beats reported. A file in which git left conflict marks is mended
-    by naming it.
+    The newest proof wins; measured beats imported beats reported. Name a file with git conflict markers to repair it.
 
     \b
       prober merge ../theirs/results
@@ -100,7 +99,7 @@ def merge(sources: tuple[Path, ...], results: Path, as_json: bool) -> int:
 
     target = results / "matrix.csv"
     theirs = [_rows(file) for file in map(_matrix, sources) if file.resolve() != target.resolve()]
-    with Store(results).exclusive() as store:  # a row that a probe writes meanwhile must not be lost
+    with Store(results).exclusive() as store:  # keeps rows that a probe writes in the meantime
         ours = [_rows(target)] if target.exists() else []
         merged = merged_of([*theirs, *ours])
         store.replace_all(merged.rows)

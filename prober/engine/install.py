@@ -150,8 +150,6 @@ def environment(engine: Engine, combination: Combination, cache: Path) -> dict[s
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "TRITON_CACHE_DIR": str(cache / "triton"),
     }
-    if engine.is_cpu_build:
-        ranks = combination.tensor_parallel_size * combination.pipeline_parallel_size
-        if ranks > 1:  # one NUMA node cannot be split by the automatic binding
-            own.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    if engine.is_cpu_build and combination.world_size > 1:  # one NUMA node cannot be split by the automatic binding
+        own.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     return own

@@ -16,7 +16,7 @@ from prober.fleet.protocol import End, Reply
 from prober.records import Source, Status
 from prober.results.diff import ChangeKind, Diff, diff
 from prober.results.naming import same_gpu, version_order
-from prober.results.schema import Row
+from prober.results.schema import COMBINATION, KEY, Row
 
 QUIET_SHARE = 0.001  # nobody is woken for a tenth of a percent, however still the row has stood
 # How a search ends that answers; a wrong configuration is an answer, too.
@@ -120,9 +120,9 @@ def _kind(old: Row, new: Row, tolerance: float) -> ChangeKind | None:
 
 
 def one_diff(old: Row, new: Row, tolerance: float) -> Diff:
-    """The difference of two rows about the same thing, whatever machine, model commit and environment each names."""
-    names = ("machine", "model_revision", "gpu_memory_mib", "environment")
-    as_new = replace(old, **{name: getattr(new, name) for name in names})
+    """Compare two rows of one combination, whatever machine, model commit and environment each names."""
+    ignored = (name for name in KEY if name not in (*COMBINATION, "gpu", "vllm_version"))
+    as_new = replace(old, **{name: getattr(new, name) for name in ignored})
     return diff([as_new], [new], tolerance)
 
 

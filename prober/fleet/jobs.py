@@ -70,8 +70,7 @@ class Cell:
     @property
     def gpus(self) -> int:
         """GPUs it needs; 0: it runs on the CPU."""
-        ranks = self.combination.tensor_parallel_size * self.combination.pipeline_parallel_size
-        return 0 if self.is_cpu else ranks
+        return 0 if self.is_cpu else self.combination.world_size
 
     @property
     def order(self) -> tuple[int, int, int, str]:
@@ -190,8 +189,7 @@ def _fitting(
 ) -> Cell | RefusedCell:
     nodes = by_type.get(gpu, [])
     is_cpu = bool(nodes) and nodes[0].gpus == 0
-    ranks = combination.tensor_parallel_size * combination.pipeline_parallel_size
-    gib = model.host_memory_gib if model.host_memory_gib is not None else ranks * RANK_GIB
+    gib = model.host_memory_gib if model.host_memory_gib is not None else combination.world_size * RANK_GIB
     cell = Cell(
         key=_key(combination, gpu, engine),
         combination=combination,

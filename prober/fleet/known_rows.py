@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from prober.records import Combination, Source, Status, Verify
-from prober.results.from_ceiling import public_model
-from prober.results.schema import Row
+from prober.results.from_ceiling import columns_of, public_model
+from prober.results.schema import COMBINATION, Row
 from prober.results.serve_command import is_beyond_limit
-from prober.results.text import public_flags
 
 About = tuple[object, ...]
 
@@ -85,37 +84,13 @@ class KnownRows:
 
 
 def about(combination: Combination, gpu: str) -> About:
-    """What a row of this combination on this type of GPU is about, whatever the machine and the version."""
-    return (
-        public_model(combination.model),
-        gpu,
-        combination.tensor_parallel_size,
-        combination.pipeline_parallel_size,
-        combination.gpu_memory_utilization,
-        combination.dtype,
-        combination.quantization,
-        combination.kv_cache_dtype,
-        combination.entrypoint,
-        combination.compile_state,
-        public_flags(combination.other_flags) or None,
-    )
+    """Key of a combination on a type of GPU, whatever the machine and the version."""
+    return (gpu, *columns_of(combination).values())
 
 
 def about_row(row: Row) -> About:
-    """The same of a row."""
-    return (
-        row.model,
-        row.gpu,
-        row.tensor_parallel_size,
-        row.pipeline_parallel_size,
-        row.gpu_memory_utilization,
-        row.dtype,
-        row.quantization,
-        row.kv_cache_dtype,
-        row.entrypoint,
-        row.compile_state,
-        row.other_flags,
-    )
+    """The same key of a row."""
+    return (row.gpu, *(getattr(row, name) for name in COMBINATION))
 
 
 def _is_settled(row: Row, high: int | None) -> bool:

@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 
 from prober import __version__
-from prober.engine.hub_cache import is_directory, limit_beyond_default, revision_of
 from prober.engine.install import Engine, inspect, settings
 from prober.fleet import node_engine
 from prober.fleet.jobs import FleetNode
@@ -23,17 +22,18 @@ from prober.fleet.protocol import End, Job, Known, Reply, Streamed
 from prober.host import idle, nvml, system
 from prober.host.tempdir import private_folder
 from prober.measure import devices
-from prober.measure.measure import row_as_written
+from prober.measure.devices import Devices
+from prober.measure.measure import measure_one, row_as_written
 from prober.measure.monitor import launcher
-from prober.measure.search_loop import Launcher, Task, combination_key, measure
-from prober.records import Bracket, Ceiling, Machine, NotReady, ProberError, Stage, Status, Trial
+from prober.measure.request import Request
+from prober.measure.search_loop import Launcher, combination_key
+from prober.records import Bracket, Ceiling, NotReady, ProberError, Stage, Status, Trial
 from prober.results.schema import Row
 from prober.results.store import Store
 from prober.search.interpret import interpret
 from prober.search.next_length import Space, Try
 from prober.search.next_length import bracket as bracket_of
 from prober.trial.process import output_of
-from prober.trial.timeouts import Limits
 
 LOG_BYTES = 4 * 2**20  # of a trial's log that travel to the driver: the end, where the evidence is
 
@@ -79,62 +79,61 @@ def without_ray() -> Iterator[None]:
 def _answer(job: Job, emit: Emit) -> Reply:
     engine = _engine(node_engine.python_of(job.cell.engine))
     device = "cpu" if job.cell.is_cpu else "cuda"
-    with devices.hold(engine, device, job.cell.gpus, None, lambda _: None, job.wait_seconds) as here:
-        if here.machine.gpu != job.cell.gpu:
-            return Reply(End.NOT_READY, f"the GPU is a {here.machine.gpu}, not a {job.cell.gpu}")
+    with devices.hold(engine, device, job.cell.gpus, None, lambda _: None, job.wait_seconds) as held:
+        if held.machine.gpu != job.cell.gpu:
+            return Reply(End.NOT_READY, f"the GPU is a {held.machine.gpu}, not a {job.cell.gpu}")
         with private_folder(Path(tempfile.gettempdir())) as folder:
-            search_here = Search(job, here.machine, folder, emit)
-            with launcher(here, search_here.store, job.verify, Limits()) as launch:
+            search_here = Search(job, held, folder, emit)
+            with launcher(held, search_here.store, search_here.request) as launch:
                 return search_here.run(launch)
 
 
 @cache
 def _engine(python: Path) -> Engine:
-    """Asked once in the life of a worker: it takes a good part of a second."""
+    """Inspected once per worker: it takes a good part of a second."""
     return inspect(python, output_of)
 
 
 class Search:
-    """One job's search on this machine, from what is known of it here and elsewhere."""
+    """One job's search on this machine. It starts from the trials of this machine and is guided by those of others."""
 
-    def __init__(self, job: Job, machine: Machine, folder: Path, emit: Emit) -> None:
-        self._job, self._machine, self._folder, self._emit = job, machine, folder, emit
-        self._settings = settings()
-        self._own, self._carried = split(job.known, machine, self._settings)
+    def __init__(self, job: Job, held: Devices, folder: Path, emit: Emit) -> None:
+        self._job, self._devices, self._folder, self._emit = job, held, folder, emit
+        self.request = Request(
+            combinations=[job.cell.combination],
+            python=held.engine.python,
+            results=folder,
+            low=job.low,
+            high=job.high,
+            verify=job.verify,
+        )
+        self._own, self._carried = split(job.known, held.machine, settings(self.request.environment))
         self._hints: list[Row] = list(job.hints)
         self._before = len(self._own)
-        self.store = Store(folder)  # where logs go; trials of each attempt have a store of their own
+        self.store = Store(folder)  # holds the logs; the trials of each attempt have a store of their own
 
     def run(self, launch: Launcher) -> Reply:
-        """Search until the answer stands on trials of this machine alone, or until the time is up."""
-        model = self._job.cell.combination.model
-        pinned = revision_of(model) if is_directory(model) else None
-        task = Task(
-            combination=self._job.cell.combination,
-            machine=self._machine,
-            verify=self._job.verify,
-            low=self._job.low,
-            high=self._job.high,
-            limit_of=lambda: limit_beyond_default(model),
-            settings=self._settings,
-            pinned=pinned,
-        )
+        """Search until the answer rests on trials of this machine alone, or until the time is up."""
         began = time.monotonic()
         try:
-            ceiling = self._settled(task, launch)
+            ceiling = self._settled(launch)
         except Expired:
-            ceiling = self._interrupted(task, time.monotonic() - began)
+            ceiling = self._interrupted(time.monotonic() - began)
             return Reply(End.EXPIRED, ceiling.why, row_as_written(ceiling) if ceiling.trials else None)
         own = {trial.id for trial in self._own}
         trials = tuple(trial for trial in ceiling.trials if trial.id in own)
         ceiling = replace(ceiling, trials=trials, launches=len(self._own) - self._before or len(trials))
         return Reply(End.ANSWERED, ceiling.why, row_as_written(ceiling))
 
-    def _settled(self, task: Task, launch: Launcher) -> Ceiling:
+    def _settled(self, launch: Launcher) -> Ceiling:
+        # Until the model is downloaded here, assume the commit that other trials of this run had.
+        revisions = (one.trial.model_revision for one in reversed(self._job.known))
+        assumed = next((revision for revision in revisions if revision is not None), None)
         attempt = 0
         while True:
             store = self._store(attempt)
-            ceiling = measure(task, store, launch, self)
+            combination = self._job.cell.combination
+            ceiling = measure_one(self.request, combination, self._devices, store, launch, self, assumed)
             guiding = still_guiding(ceiling, self._carried)
             if guiding is None:
                 return ceiling
@@ -148,23 +147,24 @@ class Search:
         store.put(self._hints)
         return store
 
-    def _interrupted(self, task: Task, seconds: float) -> Ceiling:
-        key = combination_key(task.combination, task.pinned)  # not those with fewer sequences than were asked for
-        trials = tuple(trial for trial in self._own if trial.combination_key == key)
-        observations = [o for trial in trials if (o := interpret(trial, task.verify)) is not None]
+    def _interrupted(self, seconds: float) -> Ceiling:
+        combination, verify = self._job.cell.combination, self._job.verify
+        # Without the trials whose --max-num-seqs the search had lowered: they have another key.
+        trials = tuple(t for t in self._own if t.combination_key == combination_key(combination, t.model_revision))
+        observations = [o for trial in trials if (o := interpret(trial, verify)) is not None]
         bracket = bracket_of(observations, Space())
         return Ceiling(
-            combination=task.combination,
-            machine=self._machine,
+            combination=combination,
+            machine=self._devices.machine,
             status=Status.INCONCLUSIVE,
             bracket=bracket,
-            verify=task.verify,
+            verify=verify,
             why=f"the time was up after {len(trials)} launches; {_words(bracket)}",
             trials=trials,
             seconds=seconds,
             launches=len(trials),
             measured_at=trials[-1].started_at if trials else "",
-            settings=task.settings,
+            settings=settings(self.request.environment),
         )
 
     # The listener of the search
@@ -180,7 +180,7 @@ class Search:
 
     def finished(self, trial: Trial) -> None:
         self._own.append(trial)
-        self._emit(Streamed(self._job.cell.key, Known(self._machine, trial), self._log(trial)))
+        self._emit(Streamed(self._job.cell.key, Known(self._devices.machine, trial), self._log(trial)))
 
     def _check(self) -> None:
         if time.time() >= self._job.until:
@@ -211,7 +211,7 @@ def describe(node: FleetNode, engines: Sequence[EngineSpec], makes_engines: bool
         problem = f"Ray offers {node.gpus} GPUs, and the driver shows none ({here.problem})"
     elif len(types) > 1 and node.gpus:
         problem = f"GPUs of several types on one node cannot be told apart by Ray: {', '.join(types)}"
-    known = {wish.name: (node_engine.make if makes_engines else node_engine.look)(wish) for wish in engines}
+    known = {engine.name: (node_engine.make if makes_engines else node_engine.look)(engine) for engine in engines}
     return replace(
         node,
         gpu=types[0] if node.gpus and types else system.cpu_name(),

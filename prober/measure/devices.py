@@ -1,7 +1,8 @@
-"""Where trials run: the leased GPUs, idle before each trial and given back after it; or the CPU."""
+"""The devices that trials run on: leased GPUs, idle before and after each trial, or the CPU."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,8 +15,10 @@ from prober.host.gpu import MIB, Gpu, visible_setting
 from prober.host.leases import choose_and_lease
 from prober.records import Machine, NotReady
 
-IDLE_SECONDS = 600.0  # to wait for a neighbour, unless told otherwise
-RETURN_SECONDS = 60.0  # to wait for a trial's own memory
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 600.0  # to wait for a GPU that others use, by default
+RETURN_SECONDS = 60.0  # to wait until a trial's own memory is released
 LET_PASS_SECONDS = 60.0  # to wait for a busy host, before the next launch
 
 
@@ -26,7 +29,7 @@ class Devices:
     engine: Engine
     machine: Machine
     chosen: tuple[Gpu, ...] = ()  # empty: the CPU
-    say: Callable[[str], None] = lambda _: None  # whom we wait for
+    say: Callable[[str], None] = lambda _: None  # reports what it waits for
     idle_seconds: float = IDLE_SECONDS
     return_seconds: float = RETURN_SECONDS
     baseline: idle.Baseline = field(default_factory=idle.Baseline)
@@ -36,7 +39,7 @@ class Devices:
         return visible_setting(self.chosen) if self.chosen else {"CUDA_VISIBLE_DEVICES": ""}
 
     def wait_until_idle(self) -> None:
-        """Return when every GPU is at its baseline. Raises NotReady, naming who holds it, when that takes too long."""
+        """Wait until every GPU is at its baseline. Raises NotReady, naming the holder, after ``idle_seconds``."""
         if self.chosen:
             uuids = [gpu.uuid for gpu in self.chosen]
             earlier = self.baseline if self.baseline.used_bytes else None
@@ -45,21 +48,21 @@ class Devices:
             )
 
     def let_pass(self) -> None:
-        """After a launch that met a busy host: nobody can be seen to leave it, so only time helps. GPUs are watched."""
+        """Pause after a launch that met a busy host, whose users are not visible. GPUs are watched instead."""
         if not self.chosen:
             seconds = min(LET_PASS_SECONDS, self.idle_seconds)
-            self.say(f"this machine's memory is in use by others: waiting {seconds:.0f} s")
+            self.say(f"other processes use this machine's memory: waiting {seconds:.0f} s")
             time.sleep(seconds)
 
     def at_rest_mib(self) -> int | None:
-        """What is in use on the devices now, in MiB; None: not told, or they are not at rest. Waits for nobody."""
+        """Return the memory in use on the devices now, in MiB; None: not reported, or a device is busy."""
         uuids = {gpu.uuid for gpu in self.chosen}
         here = [gpu for gpu in everything().gpus if gpu.uuid in uuids] if uuids else []
         used = [gpu.memory_used_bytes for gpu in here if gpu.is_idle and gpu.memory_used_bytes is not None]
         return sum(used) // MIB if used and len(used) == len(uuids) else None
 
     def leaked_mib(self) -> int | None:
-        """Wait for the trial's memory to come back; return what did not, in MiB on all GPUs. None: the CPU."""
+        """Wait until the trial's memory is released; return what is not, in MiB over all GPUs. None: the CPU."""
         if not self.chosen:
             return None
         left = idle.wait_for_return(everything, self.baseline, limit_seconds=self.return_seconds, report=self.say)
@@ -67,27 +70,37 @@ class Devices:
 
 
 def everything() -> nvml.Inventory:
-    """All devices of the machine, whatever the environment hides."""
+    """Return all devices of the machine, including those that CUDA_VISIBLE_DEVICES hides."""
     return nvml.inventory(None)
 
 
 @contextmanager
 def hold(
-    engine: Engine, device: str, count: int, wanted: list[str] | None, say: Callable[[str], None], idle_seconds: float
+    engine: Engine,
+    device: str,
+    count: int,
+    wanted: Sequence[str] | None,
+    say: Callable[[str], None],
+    idle_seconds: float,
 ) -> Iterator[Devices]:
-    """Lease ``count`` GPUs of one type, or take the CPU where ``device`` says so. Errors: see `devices.choose`."""
+    """Lease ``count`` GPUs of one type, or use the CPU where ``device`` says so.
+
+    Raises UsageError for GPUs that do not exist, NotReady where not enough are free.
+    """
     here = nvml.inventory()
     if _is_cpu(engine, device, here):
+        log.info("use the CPU; no GPU is leased")
         yield Devices(engine, _machine(engine, "cpu", (), here), say=say, idle_seconds=idle_seconds)
         return
     with choose_and_lease(here, count, wanted) as lease:
+        log.info("leased %s", ", ".join(f"GPU {gpu.index} ({gpu.uuid})" for gpu in lease.gpus))
         yield Devices(engine, _machine(engine, "cuda", lease.gpus, here), tuple(lease.gpus), say, idle_seconds)
 
 
-def why_never(engine: Engine, device: str, count: int, wanted: list[str] | None) -> str | None:
+def why_never(engine: Engine, device: str, count: int, wanted: Sequence[str] | None) -> str | None:
     """Say why this machine can never hold ``count`` GPUs; None: it can, if not now.
 
-    Raises UsageError where only the wish is at fault: GPUs that are not there, or that the environment hides.
+    Raises UsageError for ``wanted`` GPUs that do not exist or that the environment hides.
     """
     here = nvml.inventory()
     if _is_cpu(engine, device, here) or not here.gpus:
@@ -100,7 +113,7 @@ def why_never(engine: Engine, device: str, count: int, wanted: list[str] | None)
 
 
 def machine_of(engine: Engine, device: str) -> Machine:
-    """What would be measured on, without holding anything: the CPU, or the first GPU."""
+    """Describe what would be measured on, without a lease: the CPU, or the first GPU."""
     here = nvml.inventory()
     if _is_cpu(engine, device, here):
         return _machine(engine, "cpu", (), here)
@@ -108,7 +121,7 @@ def machine_of(engine: Engine, device: str) -> Machine:
 
 
 def _is_cpu(engine: Engine, device: str, here: nvml.Inventory) -> bool:
-    """A CUDA build without a GPU is no CPU engine: that machine is not ready, and choosing says why."""
+    """A CUDA build without a GPU is not a CPU engine: leasing then raises NotReady with the reason."""
     has_no_cuda = engine.is_cpu_build or engine.torch_version is None
     return (
         device == "cpu"

@@ -1,4 +1,4 @@
-"""Can this machine measure, and if not, what to do about it. Looks only; changes nothing and prints nothing."""
+"""Check whether this machine can measure, and say how to fix what is missing. Changes nothing, prints nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. ``what_to_do`` is empty when it is ok."""
+    """Result of one check. ``what_to_do`` is empty when it is ok."""
 
     name: str
     state: State
@@ -45,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where to look; tests look elsewhere."""
+    """Folders and environment to check."""
 
     results: Path
     environment: Mapping[str, str]
@@ -73,10 +73,10 @@ def checks(
     import_engine: Callable[[], str | None] = lambda: None,
     places: Places | None = None,
 ) -> list[Finding]:
-    """Look at everything a measurement needs, in the order in which one would mend it.
+    """Check everything a measurement needs, in the order in which to fix it.
 
-    ``find_engine`` raises NotReady where there is none; ``import_engine`` returns why the engine does not import
-    (None: it does). Both start the engine's interpreter, which is the caller's business.
+    ``find_engine`` raises NotReady where there is no engine; ``import_engine`` returns why it does not import (None:
+    it does). Both start the engine's interpreter.
     """
     places = places or Places(results, os.environ)
     return [
@@ -93,7 +93,7 @@ def checks(
 
 
 def is_ready(findings: Sequence[Finding]) -> bool:
-    """Tell whether a measurement can be tried at all."""
+    """Return whether a measurement can be tried at all."""
     return all(finding.state is not State.FAIL for finding in findings)
 
 
@@ -138,14 +138,14 @@ def _engine(
     what = f"vLLM {engine.vllm_version} ({device} build, torch {engine.torch_version or 'unknown'}) in {engine.python}"
     why_not = why_not_imported()
     if why_not is not None:
-        mend = f"{engine.python} -c 'import vllm' shows it all; make engine builds one that imports"
-        yield Finding("engine", State.FAIL, f"{what} does not import: {why_not}", mend)
+        fix = f"{engine.python} -c 'import vllm' shows it all; make engine builds one that imports"
+        yield Finding("engine", State.FAIL, f"{what} does not import: {why_not}", fix)
     elif not engine.is_cpu_build and not here.gpus:
-        mend = "mend the GPU (below), or use a CPU build: make engine on a machine without a driver, or --python PATH"
-        yield Finding("engine", State.FAIL, f"{what} needs a GPU and none is visible", mend)
+        fix = "fix the GPU (below), or use a CPU build: make engine on a machine without a driver, or --python PATH"
+        yield Finding("engine", State.FAIL, f"{what} needs a GPU and none is visible", fix)
     elif engine.is_cpu_build and here.gpus:
-        mend = "--python PATH of a CUDA build, to measure the GPU"
-        yield Finding("engine", State.WARN, f"{what} leaves the GPU unused", mend)
+        fix = "--python PATH of a CUDA build, to measure the GPU"
+        yield Finding("engine", State.WARN, f"{what} leaves the GPU unused", fix)
     else:
         yield Finding("engine", State.OK, what)
 
@@ -153,7 +153,7 @@ def _engine(
 def _gpus(here: Inventory) -> Iterator[Finding]:
     if not here.gpus:
         what = f"none: {here.problem or 'the driver lists none'}; ceilings of the CPU backend can be measured"
-        yield Finding("gpu", State.WARN, what, f"for the CPU ({system.cpu_name()}) nothing; else mend the driver")
+        yield Finding("gpu", State.WARN, what, f"for the CPU ({system.cpu_name()}) nothing; else fix the driver")
         return
     yield Finding("driver", State.OK, f"{here.driver or 'version unknown'}, CUDA up to {here.cuda or 'unknown'}")
     if here.problem:
@@ -173,16 +173,16 @@ def _gpu(gpu: Gpu) -> Finding:
         return Finding(name, State.WARN, f"{what}; held by {idle.describe(gpu)}", f"{look}; a probe waits for it")
     if gpu.is_memory_shared:
         sharer = "Windows" if gpu.is_under_windows else "the host"
-        mend = f"keep {sharer} idle while measuring: what it holds lowers the ceiling"
-        return Finding(name, State.WARN, f"{what}; memory shared with {sharer}", mend)
+        fix = f"keep {sharer} idle while measuring: what it holds lowers the ceiling"
+        return Finding(name, State.WARN, f"{what}; memory shared with {sharer}", fix)
     if gpu.memory_used_bytes is None and gpu.processes is None:
-        mend = "make sure yourself that nobody else uses it"
-        return Finding(name, State.WARN, f"{what}; the driver tells neither its memory nor its processes", mend)
+        fix = "make sure that no other process uses it"
+        return Finding(name, State.WARN, f"{what}; the driver reports neither its memory nor its processes", fix)
     return Finding(name, State.OK, f"{what}; idle")
 
 
 def describe(gpu: Gpu) -> str:
-    """Say in one line what a GPU is; what the driver does not tell is left out."""
+    """Describe a GPU on one line; facts that the driver does not report are left out."""
     used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
     memory = None if total is None else f"{total / GIB:.1f} GiB"
     facts = (
@@ -220,13 +220,13 @@ def _shared_memory(place: Path) -> Finding:
         return Finding("shared memory", State.WARN, f"{place}: {error.strerror}", "mount a tmpfs there, --tp needs it")
     what = f"{space.free / GIB:.1f} of {space.total / GIB:.1f} GiB free in {place}"
     if space.free < SHARED_BYTES:
-        mend = "in a container: --shm-size=8g or --ipc=host; else remove what fills it"
-        return Finding("shared memory", State.WARN, what, mend)
+        fix = "in a container: --shm-size=8g or --ipc=host; else remove what fills it"
+        return Finding("shared memory", State.WARN, what, fix)
     return Finding("shared memory", State.OK, what)
 
 
 def _disk(name: str, place: Path, wanted_bytes: int, *, is_needed: bool) -> Finding:
-    """Look at a folder that may not exist yet: its nearest parent must let us make it."""
+    """Check a folder that may not exist yet: its nearest existing parent must be writable."""
     worst = State.FAIL if is_needed else State.WARN
     there = next((one for one in (place.absolute(), *place.absolute().parents) if one.exists()), Path("/"))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
@@ -241,7 +241,7 @@ def _disk(name: str, place: Path, wanted_bytes: int, *, is_needed: bool) -> Find
 
 
 def _token(places: Places) -> Finding:
-    """Tell whether Hugging Face would get a token, and from where; the token itself is never shown."""
+    """Check whether Hugging Face finds a token, and where; the token itself is never shown."""
     environment = places.environment
     login = "hf auth login, or set HF_TOKEN; without it only models with terms to accept are refused"
     file = Path(environment.get("HF_TOKEN_PATH") or places.hub / "token")
@@ -251,8 +251,10 @@ def _token(places: Places) -> Finding:
     if source is None:
         return Finding("hub token", State.WARN, "none for gated models (Llama, Gemma, …)", login)
     if environment.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in ("1", "ON", "YES", "TRUE"):
-        mend = "unset HF_HUB_DISABLE_IMPLICIT_TOKEN"
-        return Finding("hub token", State.WARN, f"one stands in {source} and is switched off", mend)
+        fix = "unset HF_HUB_DISABLE_IMPLICIT_TOKEN"
+        return Finding(
+            "hub token", State.WARN, f"found in {source}, but disabled by HF_HUB_DISABLE_IMPLICIT_TOKEN", fix
+        )
     return Finding("hub token", State.OK, f"found in {source}")
 
 

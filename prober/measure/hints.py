@@ -1,26 +1,26 @@
-"""What known rows suggest for a combination that is like theirs. Pure; only hints: they are tried, never believed."""
+"""Lengths to try first, from known rows of similar combinations. Pure; hints are always verified by a launch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from prober.records import Combination, Machine
-from prober.results.from_ceiling import public_model
+from prober.results.from_ceiling import columns_of, public_model
 from prober.results.schema import Row
-from prober.results.text import public_flags
 
-SAME = ("dtype", "quantization", "kv_cache_dtype", "entrypoint", "compile_state", "pipeline_parallel_size")
+AXES = ("tensor_parallel_size", "gpu_memory_utilization")  # along which a length can be worked out
 
 
 def known_lengths(rows: Iterable[Row], combination: Combination, machine: Machine) -> tuple[int, ...]:
-    """Lengths to begin with, best first: of the same combination; worked out from its neighbours on the axes; of one
-    that is merely like it. Only rows of the same model on the same kind of device count."""
+    """Return lengths in tokens to try first, best first.
+
+    From the same combination; else interpolated from others on its axes; else from a similar one. Only rows of the
+    same model on the same type of device count.
+    """
     alike = [row for row in rows if _is_alike(row, combination, machine)]
-    close = [row for row in alike if all(getattr(row, name) == getattr(combination, name) for name in SAME)]
-    close = [row for row in close if (row.other_flags or "") == public_flags(combination.other_flags)]
-    same = [
-        row for row in _split(close, combination) if row.gpu_memory_utilization == combination.gpu_memory_utilization
-    ]
+    asked = {name: value for name, value in columns_of(combination).items() if name not in AXES}
+    close = [row for row in alike if all(getattr(row, name) == value for name, value in asked.items())]
+    same = [row for row in close if all(getattr(row, name) == getattr(combination, name) for name in AXES)]
     if same:
         best_first = sorted(same, key=lambda row: (_is_of(row, machine), row.measured_at or ""), reverse=True)
         return (_length(best_first[0]),)
@@ -49,7 +49,7 @@ def _split(rows: Iterable[Row], combination: Combination) -> list[Row]:
 
 
 def _from_neighbours(rows: Sequence[Row], combination: Combination) -> tuple[int, ...]:
-    """KV blocks grow in a straight line with the utilization, and about as the number of ranks."""
+    """KV blocks grow linearly with the utilization, and roughly with the number of ranks."""
     size, share = combination.tensor_parallel_size, combination.gpu_memory_utilization
     here = {row.gpu_memory_utilization: row for row in _split(rows, combination)}
     line = sorted((abs(at - share), at) for at in here if at is not None and share is not None)
@@ -70,7 +70,7 @@ def _from_neighbours(rows: Sequence[Row], combination: Combination) -> tuple[int
 
 
 def _whole(blocks: int, row: Row) -> tuple[int, ...]:
-    """All blocks but those that the neighbour's ceiling left over too (the null block)."""
+    """Tokens of all blocks except those that the other row's ceiling left unused (the null block)."""
     spare = (row.num_gpu_blocks or 0) - _length(row) // (row.block_size or 1)
     length = (blocks - spare) * (row.block_size or 1) + _length(row) % (row.block_size or 1)
     return (length,) if length > 0 else ()

@@ -1,24 +1,23 @@
-"""From what the user asked to answers in the matrix: check everything cheap, then measure each combination."""
+"""Measure each combination of a request: check everything cheap first, then search, then write the row."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
 from prober.engine.hub_cache import is_directory, limit_beyond_default, revision_of
 from prober.engine.install import Engine, inspect, settings
 from prober.measure import devices
+from prober.measure.devices import Devices
 from prober.measure.hints import known_lengths
 from prober.measure.monitor import launcher
 from prober.measure.recommend import recommended
-from prober.measure.request import Axes, combinations, why_impossible
-from prober.measure.search_loop import Listener, Task, measure
+from prober.measure.request import Request, why_impossible
+from prober.measure.search_loop import Launcher, Listener, Task, measure
 from prober.records import (
     Bracket,
     Ceiling,
@@ -36,9 +35,8 @@ from prober.results.from_ceiling import row_of
 from prober.results.schema import CeilingKind, Row
 from prober.results.serve_command import BEYOND_LIMIT
 from prober.results.store import Store
-from prober.search.next_length import LOWEST, Strategy
+from prober.search.next_length import Strategy
 from prober.trial.process import output_of
-from prober.trial.timeouts import Limits
 
 USUAL_LAUNCHES = 3
 KNOWN_LAUNCHES = 2
@@ -46,29 +44,6 @@ QUICK_LAUNCHES = 1
 BISECT_LAUNCHES = 16
 DUMMY_WEIGHTS = ("--load-format", "dummy")
 BEYOND_LIMIT_NOTE = f"beyond the model's own limit its answers may be wrong: {BEYOND_LIMIT}=1"
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the user asked for."""
-
-    axes: Axes
-    python: Path
-    results: Path
-    device: str = "auto"
-    gpus: tuple[str, ...] | None = None
-    low: int = LOWEST
-    high: int | None = None
-    verify: Verify = Verify.FULL
-    is_fresh: bool = False
-    is_certifying: bool = False  # prove known rows anew; what has none is a mistake
-    strategy: Strategy = Strategy.HINTS
-    reserve_mib: int | None = None
-    is_beyond_limit: bool = False
-    most_launches: int | None = None
-    most_seconds: float | None = None
-    wait_seconds: float = devices.IDLE_SECONDS
-    limits: Limits = field(default_factory=Limits)
 
 
 class Display(Listener, Protocol):
@@ -83,105 +58,133 @@ class Display(Listener, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlannedCombination:
-    """One combination before it is measured: how many launches to expect, or why none can help."""
+    """A combination with its expected number of launches, or the reason why none can succeed."""
 
     combination: Combination
     launches: int
     impossible: str | None = None
 
 
-def plan(wish: Request) -> list[PlannedCombination]:
-    """What `probe` would measure; nothing is started. Raises UsageError as `probe` does."""
-    rows = Store(wish.results).rows()
-    engine = inspect(wish.python, output_of)
-    here = devices.machine_of(engine, wish.device)
-    cells, wanted = [], _checked(wish)
-    if wish.is_certifying:
-        _refuse_unknown(wish, wanted, rows, here)
-    for combination in wanted:
-        impossible = _why_never(wish, engine, combination, len(wanted))
-        expected = _expected(wish, combination, bool(known_lengths(rows, combination, here)))
-        cells.append(PlannedCombination(combination, 0 if impossible else expected, impossible))
-    return cells
+def plan(request: Request) -> list[PlannedCombination]:
+    """Return what `probe` would measure, without starting vLLM. Raises UsageError and NotReady as `probe` does."""
+    rows = Store(request.results).rows()
+    planned = []
+    engine, reasons = _checked(request, rows)
+    machine = devices.machine_of(engine, request.device)
+    for combination, impossible in zip(request.combinations, reasons, strict=True):
+        launches = _expected(request.strategy, combination, bool(known_lengths(rows, combination, machine)))
+        planned.append(PlannedCombination(combination, 0 if impossible else launches, impossible))
+    return planned
 
 
-def probe(wish: Request, display_of: Callable[[Combination], Display]) -> Iterator[tuple[Ceiling, Row]]:
-    """Measure each combination in turn; yield its answer and its row as it was written.
+def probe(request: Request, display_of: Callable[[Combination], Display]) -> Iterator[tuple[Ceiling, Row]]:
+    """Measure each combination in turn and yield its ceiling and the row that was written.
 
-    Raises UsageError or NotReady before anything costly where it can.
+    Raises UsageError for a request that this machine can never measure, and NotReady where it cannot measure now;
+    both before the first launch where possible.
     """
-    cells = _checked(wish)
-    store = Store(wish.results)
+    store = Store(request.results)
     store.check_writable()
-    engine = inspect(wish.python, output_of)
-    if wish.is_certifying:
-        _refuse_unknown(wish, cells, store.rows(), devices.machine_of(engine, wish.device))
-    reasons = [_why_never(wish, engine, combination, len(cells)) for combination in cells]  # mistakes before launches
-    for combination, impossible in zip(cells, reasons, strict=True):
+    engine, reasons = _checked(request, store.rows() if request.is_certifying else [])
+    for combination, impossible in zip(request.combinations, reasons, strict=True):
         if impossible:
-            ceiling = _closed(combination, devices.machine_of(engine, wish.device), impossible)
+            ceiling = _closed(combination, devices.machine_of(engine, request.device), impossible)
         else:
-            with display_of(combination) as display:
-                ceiling = _measured(wish, combination, engine, store, display)
+            with (
+                display_of(combination) as display,
+                devices.hold(
+                    engine, request.device, combination.world_size, request.gpus, display.say, request.wait_seconds
+                ) as held,
+                launcher(held, store, request) as launch,
+            ):
+                ceiling = measure_one(request, combination, held, store, launch, display)
         row = row_as_written(ceiling)
         store.put([row])
         yield ceiling, row
 
 
-def _checked(wish: Request) -> list[Combination]:
-    if wish.high is not None and wish.high < wish.low:
-        raise UsageError(f"--high {wish.high} is below --low {wish.low}.")
-    if wish.is_beyond_limit and wish.high is None:
-        raise UsageError("--beyond-model-limit needs --high: nothing else ends the search.")
-    return combinations(wish.axes)
+def measure_one(
+    request: Request,
+    combination: Combination,
+    held: Devices,
+    store: Store,
+    launch: Launcher,
+    listener: Listener,
+    assumed_revision: str | None = None,
+) -> Ceiling:
+    """Measure one combination on devices that are held, for a probe or for a node of a fleet.
+
+    ``assumed_revision`` identifies the model's files until this machine has them. Raises NotReady where the devices do
+    not report the free memory that ``request.reserve_mib`` needs, or a trial cannot be run or recorded.
+    """
+    model, asked = combination.model, combination.model_revision
+    at_rest = held.at_rest_mib()
+    if request.reserve_mib is not None and at_rest is None:
+        raise NotReady("--reserve-mib: no device here reports how much of its memory is free.")
+    task = Task(
+        combination=combination,
+        machine=held.machine,
+        verify=request.verify,
+        low=request.low,
+        high=request.high,
+        is_fresh=request.is_fresh or request.is_certifying or request.strategy is Strategy.BISECT,
+        limit_of=lambda: None if request.is_beyond_limit else limit_beyond_default(model, asked),
+        revision_of=lambda: revision_of(model, asked) or assumed_revision,
+        settings=settings(request.environment),
+        strategy=request.strategy,
+        is_beyond_limit=request.is_beyond_limit,
+        reserve_mib=request.reserve_mib,
+        at_rest_mib=at_rest,
+        most_launches=request.most_launches,
+        most_seconds=request.most_seconds,
+    )
+    return measure(task, store, launch, listener)
 
 
-def _expected(wish: Request, combination: Combination, is_known: bool) -> int:
-    """Starts of vLLM that a search takes as a rule; a warm one fills its cache at each length first."""
+def _checked(request: Request, rows: list[Row]) -> tuple[Engine, list[str | None]]:
+    """Return the engine and, for each combination, why no launch can succeed (None: it may).
+
+    Raises UsageError where --certify finds no row among ``rows``, or the only combination needs GPUs that do not exist.
+    """
+    engine = inspect(request.python, output_of)
+    if request.is_certifying:
+        _refuse_unknown(request, rows, devices.machine_of(engine, request.device))
+    reasons = []
+    for combination in request.combinations:
+        impossible = why_impossible(combination)
+        if impossible is None and len(request.combinations) > 1:  # a single one fails with a UsageError of its own
+            impossible = devices.why_never(engine, request.device, combination.world_size, request.gpus)
+        reasons.append(impossible)
+    return engine, reasons
+
+
+def _refuse_unknown(request: Request, rows: list[Row], machine: Machine) -> None:
+    """--certify measures an existing row again: the same combination, version and machine."""
+    known = {row_key(row) for row in rows if row.max_model_len is not None}
+    environment = settings(request.environment)
+    for combination in request.combinations:
+        asked = replace(_closed(combination, machine, ""), settings=environment, reserve_mib=request.reserve_mib)
+        if row_key(row_as_written(asked)) not in known:
+            raise UsageError(
+                f"There is no row of {combination.model} on {machine.gpu} to certify: leave --certify out."
+            )
+
+
+def _expected(strategy: Strategy, combination: Combination, is_known: bool) -> int:
+    """Number of launches that a search usually takes; a warm one fills its cache at each length first."""
     usual = KNOWN_LAUNCHES if is_known else USUAL_LAUNCHES
-    usual = {Strategy.QUICK: QUICK_LAUNCHES, Strategy.BISECT: BISECT_LAUNCHES}.get(wish.strategy, usual)
+    usual = {Strategy.QUICK: QUICK_LAUNCHES, Strategy.BISECT: BISECT_LAUNCHES}.get(strategy, usual)
     return 2 * usual if combination.compile_state is CompileState.WARM else usual
 
 
-def _why_never(wish: Request, engine: Engine, combination: Combination, cells: int) -> str | None:
-    """Why no launch can help this cell. Too few GPUs closes one of several cells; of a single one it is a mistake."""
-    impossible = why_impossible(combination)
-    if impossible or cells == 1:
-        return impossible
-    return devices.why_never(engine, wish.device, _gpus(combination), _wanted(wish))
-
-
-def _added(wish: Request) -> dict[str, str]:
-    """What the wish adds to the environment of each trial."""
-    return {BEYOND_LIMIT: "1"} if wish.is_beyond_limit else {}
-
-
-def _gpus(combination: Combination) -> int:
-    return combination.tensor_parallel_size * combination.pipeline_parallel_size
-
-
-def _wanted(wish: Request) -> list[str] | None:
-    return None if wish.gpus is None else list(wish.gpus)
-
-
-def _refuse_unknown(wish: Request, cells: Iterable[Combination], rows: Iterable[Row], here: Machine) -> None:
-    """To certify is to prove the very same row anew: this combination, version and machine."""
-    known = {row_key(row) for row in rows if row.max_model_len is not None}
-    around = settings(_added(wish))
-    for combination in cells:
-        asked = replace(_closed(combination, here, ""), settings=around, reserve_mib=wish.reserve_mib)
-        if row_key(row_as_written(asked)) not in known:
-            raise UsageError(f"There is no row of {combination.model} on {here.gpu} to certify: leave --certify out.")
-
-
 def _closed(combination: Combination, machine: Machine, why: str) -> Ceiling:
-    """The answer of a combination that no launch can help."""
+    """The ceiling of a combination that no launch can measure."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return Ceiling(combination, machine, Status.BAD_CONFIG, Bracket(), Verify.NONE, why, (), 0.0, 0, now)
 
 
 def row_as_written(ceiling: Ceiling) -> Row:
-    """The row of a measured ceiling, with what the files at hand and the rules of thumb add to it."""
+    """Return the row of a ceiling, with the model's revision, a recommended length and notes added."""
     combination, advised = ceiling.combination, recommended(ceiling)
     has_dummy_weights = any(pair == DUMMY_WEIGHTS for pair in itertools.pairwise(combination.other_flags))
     values = dict(setting.split("=", 1) for setting in ceiling.settings)
@@ -200,35 +203,6 @@ def row_as_written(ceiling: Ceiling) -> Row:
 
 
 def _is_ended_by_batch(ceiling: Ceiling) -> bool:
-    """Without chunked prefill the batch, not the model, is what allows no longer length."""
+    """Without chunked prefill the batch size, not the model, limits the length."""
     rules = {t.verdict.rule for t in ceiling.trials if t.verdict.outcome is Outcome.OVER_MODEL_LIMIT}
     return ceiling.status is Status.MODEL_LIMIT and rules == {"batched_tokens"}
-
-
-def _measured(wish: Request, combination: Combination, engine: Engine, store: Store, display: Display) -> Ceiling:
-    known_limit = partial(limit_beyond_default, combination.model, combination.model_revision)
-    added = _added(wish)
-    count = _gpus(combination)
-    with devices.hold(engine, wish.device, count, _wanted(wish), display.say, wish.wait_seconds) as here:
-        at_rest = here.at_rest_mib()
-        if wish.reserve_mib is not None and at_rest is None:
-            raise NotReady("--reserve-mib: no device here tells how much of its memory is free.")
-        task = Task(
-            combination=combination,
-            machine=here.machine,
-            verify=wish.verify,
-            low=wish.low,
-            high=wish.high,
-            is_fresh=wish.is_fresh or wish.is_certifying or wish.strategy is Strategy.BISECT,
-            limit_of=(lambda: None) if wish.is_beyond_limit else known_limit,
-            settings=settings(added),
-            strategy=wish.strategy,
-            is_beyond_limit=wish.is_beyond_limit,
-            reserve_mib=wish.reserve_mib,
-            at_rest_mib=at_rest,
-            most_launches=wish.most_launches,
-            most_seconds=wish.most_seconds,
-            pinned=revision_of(combination.model, combination.model_revision),
-        )
-        with launcher(here, store, wish.verify, wish.limits, added) as launch:
-            return measure(task, store, launch, display)

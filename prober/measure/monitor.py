@@ -1,19 +1,23 @@
-"""The launches of one search at a station: each watched for neighbours, judged, and its log kept, scrubbed."""
+"""Launch the trials of one search: monitor the devices, check each verdict, and keep the scrubbed log."""
 
 from __future__ import annotations
 
+import logging
 import os
+import shlex
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from prober.engine.install import arguments
 from prober.host import idle, nvml
 from prober.host.gpu import MIB
 from prober.host.tempdir import private_folder
 from prober.measure.devices import Devices, everything
+from prober.measure.request import Request
 from prober.measure.search_loop import Launcher, LaunchResult
 from prober.records import Combination, CompileState, NotReady, Outcome, Report, Stage, Verdict, Verify
 from prober.redact import Scrubber, secrets_in
@@ -21,9 +25,10 @@ from prober.results.from_ceiling import public_model
 from prober.results.store import Store
 from prober.results.text import public_text
 from prober.trial.run import TrialContext, attempt, log_path
-from prober.trial.timeouts import Limits
 
-LOOK_SECONDS = 0.5  # between looks at the devices while a trial runs: for neighbours, and for what is left free
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5  # between checks of the devices while a trial runs: other processes, and free memory
 OF_MEMORY = (
     *(Outcome.KV_TOO_SMALL, Outcome.NO_KV_MEMORY, Outcome.DEVICE_OOM, Outcome.UNSERVABLE),
     Outcome.SEQUENCE_SLOTS,
@@ -34,66 +39,66 @@ OF_CONFIGURATION = (Outcome.BAD_CONFIG, Outcome.OVER_MODEL_LIMIT, Outcome.TOO_SH
 
 
 @contextmanager
-def launcher(
-    station: Devices, store: Store, verify: Verify, limits: Limits, settings: Mapping[str, str] | None = None
-) -> Iterator[Launcher]:
-    """Yield what launches one trial there. The private folder goes when the search ends.
-
-    ``settings`` are added to the environment of every trial.
-    """
+def launcher(held: Devices, store: Store, request: Request) -> Iterator[Launcher]:
+    """Yield a function that launches one trial on ``held``. Its private folder is removed when the search ends."""
     with private_folder(Path(tempfile.gettempdir())) as folder:
-        yield _Launches(station, store, verify, limits, {**station.environment, **(settings or {})}, folder)
+        yield _Launches(held, store, request, folder)
 
 
 class _Launches:
     """Launches one trial after the other."""
 
-    def __init__(
-        self, station: Devices, store: Store, verify: Verify, limits: Limits, around: Mapping[str, str], folder: Path
-    ) -> None:
-        self._station, self._store, self._verify, self._limits = station, store, verify, limits
-        self._around, self._folder = around, folder
+    def __init__(self, held: Devices, store: Store, request: Request, folder: Path) -> None:
+        self._devices, self._store, self._request, self._folder = held, store, request, folder
+        self._environment = {**held.environment, **request.environment}
         self._was_busy = False
         self._warm: set[tuple[Combination, int | None]] = set()  # whose compiled code the cache holds
 
     def __call__(self, combination: Combination, length: int | None, tag: str, report: Report) -> LaunchResult:
         if self._was_busy:
-            self._station.let_pass()
+            self._devices.let_pass()
         scrubber = Scrubber(os.environ, secrets_in(combination.other_flags))
-        setting = TrialContext(
-            self._station.engine, combination, self._verify, self._limits, self._folder, self._around
+        context = TrialContext(
+            self._devices.engine,
+            combination,
+            self._request.verify,
+            self._request.limits,
+            self._folder,
+            self._environment,
         )
+        words = [str(context.engine.python), *arguments(combination, length)]
+        log.info("trial %s: start vLLM (%s): %s", tag, combination.entrypoint, scrubber.text(shlex.join(words)))
         try:
-            shown = self._hindered(setting, length, tag, report) or self._shown(setting, length, tag, report)
+            result = self._fill_cache(context, length, tag, report) or self._launch(context, length, tag, report)
         finally:
-            _keep(scrubber, log_path(setting, tag), self._store.log_path(tag))
-        self._was_busy = shown.verdict.outcome is Outcome.DEVICE_BUSY
-        return replace(shown, verdict=published(shown.verdict, scrubber))
+            _keep(scrubber, log_path(context, tag), self._store.log_path(tag))
+        self._was_busy = result.verdict.outcome is Outcome.DEVICE_BUSY
+        return replace(result, verdict=published(result.verdict, scrubber))
 
-    def _shown(self, setting: TrialContext, length: int | None, tag: str, report: Report) -> LaunchResult:
-        self._station.wait_until_idle()
-        lookout, at_rest = DeviceMonitor(self._station, report), self._station.at_rest_mib()
-        verdict, exit_status = attempt(setting, length, tag, lookout.report)
-        verdict = lookout.judge(verdict)
-        leaked = self._station.leaked_mib()
-        return LaunchResult(unless_held(verdict, leaked), exit_status, leaked, lookout.least_free_mib, at_rest)
+    def _launch(self, context: TrialContext, length: int | None, tag: str, report: Report) -> LaunchResult:
+        self._devices.wait_until_idle()
+        monitor, at_rest = DeviceMonitor(self._devices, report), self._devices.at_rest_mib()
+        verdict, exit_status = attempt(context, length, tag, monitor.report)
+        verdict = monitor.judge(verdict)
+        leaked = self._devices.leaked_mib()
+        return LaunchResult(unless_held(verdict, leaked), exit_status, leaked, monitor.least_free_mib, at_rest)
 
-    def _hindered(self, setting: TrialContext, length: int | None, tag: str, report: Report) -> LaunchResult | None:
-        """Where starts are to be warm, first start once for the cache alone; None: nothing is in the way.
+    def _fill_cache(self, context: TrialContext, length: int | None, tag: str, report: Report) -> LaunchResult | None:
+        """Fill the compile cache with a start of its own where starts must be warm; None: the trial can run.
 
-        vLLM keeps compiled code by length, too (ModelConfig.compute_hash, 0.32.0). What that start shows of memory is
-        of a cold cache and does not count. If it does not fill the cache, its verdict stands for the trial, which would
-        be a cold one.
+        vLLM keeps compiled code by length, too (ModelConfig.compute_hash, 0.32.0). That start measures
+        memory with a cold cache, so its figures do not count. If it fails to fill the cache, its verdict becomes the
+        trial's.
         """
-        about = (setting.combination, length)
-        if setting.combination.compile_state is not CompileState.WARM or about in self._warm:
+        about = (context.combination, length)
+        if context.combination.compile_state is not CompileState.WARM or about in self._warm:
             return None
-        self._station.say("a first start at this length, to fill the compile cache; it does not count")
-        self._station.wait_until_idle()
-        verdict, exit_status = attempt(replace(setting, verify=Verify.NONE), length, tag, report)
-        self._station.leaked_mib()
+        self._devices.say("a first start at this length, to fill the compile cache; it does not count")
+        self._devices.wait_until_idle()
+        verdict, exit_status = attempt(replace(context, verify=Verify.NONE), length, tag, report)
+        self._devices.leaked_mib()
         if verdict.outcome in COMPILED:
-            log_path(setting, tag).unlink(missing_ok=True)
+            log_path(context, tag).unlink(missing_ok=True)
             self._warm.add(about)
             return None
         if verdict.outcome not in OF_CONFIGURATION:
@@ -103,20 +108,22 @@ class _Launches:
 
 
 def unless_held(verdict: Verdict, leaked_mib: int | None) -> Verdict:
-    """A refusal after which memory stays taken, by whomever, says nothing about the length."""
+    """Turn a refusal into ``device_busy`` where memory stays in use after it: it says nothing about the length."""
     if not leaked_mib or verdict.outcome not in OF_MEMORY:
         return verdict
-    evidence = f"{leaked_mib} MiB stayed taken after it by nobody that is seen; vLLM said: {verdict.evidence}"
+    evidence = f"{leaked_mib} MiB stayed in use after it by no visible process; vLLM said: {verdict.evidence}"
     return replace(verdict, outcome=Outcome.DEVICE_BUSY, evidence=evidence, rule="memory_not_back")
 
 
 class DeviceMonitor:
-    """Watches the devices while a trial runs: for neighbours (with one there, a refusal says nothing about the length)
-    and for the least memory that is left free. PyTorch keeps what it has taken: a look after the peak still shows it.
+    """Watch the devices while a trial runs, for other processes and for the least free memory.
+
+    With another process on a device, a refusal says nothing about the length. PyTorch keeps the memory it has
+    allocated, so a check after the peak still sees it.
     """
 
-    def __init__(self, station: Devices, report: Report) -> None:
-        self._station, self._report = station, report
+    def __init__(self, held: Devices, report: Report) -> None:
+        self._devices, self._report = held, report
         self._seen: str | None = None
         self._least_free_mib: int | None = None
         self._is_free_known = True
@@ -131,19 +138,19 @@ class DeviceMonitor:
         self._look()
         if self._seen is None or verdict.outcome not in OF_MEMORY:
             return verdict
-        evidence = f"while it ran, memory was taken on {self._seen}; vLLM said: {verdict.evidence}"
+        evidence = f"while it ran, another process took memory on {self._seen}; vLLM said: {verdict.evidence}"
         return replace(verdict, outcome=Outcome.DEVICE_BUSY, evidence=evidence, rule="newcomer")
 
     def _look(self) -> None:
-        if self._station.chosen:
+        if self._devices.chosen:
             now = everything()
-            self._seen = self._seen or idle.newcomers(self._station.baseline, now)
+            self._seen = self._seen or idle.newcomers(self._devices.baseline, now)
             self._note_free(now)
         self._next_look = time.monotonic() + LOOK_SECONDS
 
     def _note_free(self, now: nvml.Inventory) -> None:
-        """What a neighbour holds, or a device that tells nothing, leaves it unknown for good."""
-        uuids = {gpu.uuid for gpu in self._station.chosen}
+        """The figure stays unknown after another process was seen or a device did not report its memory."""
+        uuids = {gpu.uuid for gpu in self._devices.chosen}
         here = [(gpu.memory_total_bytes, gpu.memory_used_bytes) for gpu in now.gpus if gpu.uuid in uuids]
         free = [(total - used) // MIB for total, used in here if total is not None and used is not None]
         self._is_free_known &= len(free) == len(uuids) and self._seen is None
@@ -152,7 +159,7 @@ class DeviceMonitor:
 
     @property
     def least_free_mib(self) -> int | None:
-        """The least that was free on one device; None: not told, or not only ours to say."""
+        """Least free memory of one device in MiB; None: not reported, or other processes used the device."""
         return self._least_free_mib if self._is_free_known else None
 
 
@@ -165,7 +172,7 @@ def _keep(scrubber: Scrubber, log: Path, kept: Path) -> None:
 
 
 def published(verdict: Verdict, scrubber: Scrubber) -> Verdict:
-    """The verdict as it may be kept and shared: no secret, no path."""
+    """Return the verdict without secrets and paths, ready to be stored and shared."""
     model = verdict.figures.model
     figures = replace(verdict.figures, model=None if model is None else public_model(model))
     return replace(verdict, evidence=public_text(scrubber.text(verdict.evidence)), figures=figures)

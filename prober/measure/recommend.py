@@ -1,4 +1,4 @@
-"""A length to serve with: the ceiling less what two machines of one kind may differ by. Pure."""
+"""Recommend a length to serve with: the ceiling minus the usual difference between two machines. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from prober.records import Ceiling, Status
 from prober.search.interpret import served_figures
 
-SHARE = 0.02  # same card, same settings, another machine: seen to differ by about that much
+SHARE = 0.02  # observed difference between machines with the same card and settings
 GRID = 128  # tokens, where the block size is not known
 
 
@@ -22,7 +22,7 @@ class Advice:
 def recommended(ceiling: Ceiling) -> Advice | None:
     """Return a length with headroom below a proven ceiling; None where nothing is proven.
 
-    Where the model's own limit is what ends it, memory is left over and the limit itself is recommended.
+    Where the model's own limit ends the search, memory is left over and the limit itself is recommended.
     """
     proven = ceiling.max_model_len
     if proven is None:

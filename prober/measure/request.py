@@ -1,19 +1,61 @@
-"""The axes of one command and the combinations that they span."""
+"""What the user asked for: the combinations to measure and how to search them."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from prober.engine import flags
 from prober.engine.hub_cache import attention_heads, is_directory
-from prober.records import Combination, CompileState, Entrypoint, UsageError
+from prober.measure.devices import IDLE_SECONDS
+from prober.records import Combination, CompileState, Entrypoint, UsageError, Verify
+from prober.results.serve_command import BEYOND_LIMIT
+from prober.search.next_length import LOWEST, Strategy
+from prober.trial.timeouts import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Combinations to measure in turn, with the options of their searches.
+
+    Lengths are tokens. Raises UsageError where ``high`` is below ``low``, or ``is_beyond_limit`` lacks one.
+    """
+
+    combinations: Sequence[Combination]
+    python: Path  # the interpreter that has vLLM
+    results: Path
+    device: str = "auto"  # auto, cuda or cpu
+    gpus: tuple[str, ...] | None = None  # numbers or UUIDs; None: any idle ones
+    low: int = LOWEST
+    high: int | None = None
+    verify: Verify = Verify.FULL
+    is_fresh: bool = False  # recorded trials only hint
+    is_certifying: bool = False  # measure known rows again; a combination without a row is an error
+    strategy: Strategy = Strategy.HINTS
+    reserve_mib: int | None = None  # device memory that must stay free for a length to count
+    is_beyond_limit: bool = False  # let vLLM exceed the model's own limit
+    most_launches: int | None = None
+    most_seconds: float | None = None
+    wait_seconds: float = IDLE_SECONDS
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if self.high is not None and self.high < self.low:
+            raise UsageError(f"--high {self.high} is below --low {self.low}.")
+        if self.is_beyond_limit and self.high is None:
+            raise UsageError("--beyond-model-limit needs --high: nothing else ends the search.")
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables added to the environment of every trial."""
+        return {BEYOND_LIMIT: "1"} if self.is_beyond_limit else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """What the user gave; every tuple of values is an axis, and their product is measured."""
+    """The values of each axis; their product is measured."""
 
     model: str
     tensor_parallel_sizes: tuple[int, ...] = (1,)
@@ -26,9 +68,9 @@ class Axes:
 
 
 def combinations(axes: Axes) -> list[Combination]:
-    """The product of the axes, neighbours beside each other so that one answer helps the next.
+    """Return the product of the axes, ordered so that each answer gives a hint to the next.
 
-    Raises UsageError for flags that the prober must own and for a directory that is not there.
+    Raises UsageError for flags that the prober sets itself and for a model directory that does not exist.
     """
     _refuse_missing_directory(axes.model)
     choices = [[(flag, value) for value in values] for flag, values in axes.varied]
@@ -81,13 +123,13 @@ def _dtypes(axes: Axes, first: Combination) -> Sequence[str | None]:
 
 
 def _states(axes: Axes, given: flags.Flags) -> Sequence[CompileState]:
-    """--enforce-eager among vLLM's own flags says it, too."""
-    said = given.columns.get("compile_state")
-    return axes.compile_states if said is None else (CompileState(said),)
+    """--enforce-eager among vLLM's own flags overrides --compile."""
+    state = given.columns.get("compile_state")
+    return axes.compile_states if state is None else (CompileState(state),)
 
 
 def why_impossible(combination: Combination) -> str | None:
-    """Say why no launch can help, as far as the files at hand tell; None: it may work."""
+    """Say why no launch of the combination can succeed, as far as the model's local config shows; None: it may."""
     heads = attention_heads(combination.model)
     if heads is not None and heads % combination.tensor_parallel_size:
         return f"{heads} attention heads cannot be split over {combination.tensor_parallel_size} ranks"
@@ -101,7 +143,7 @@ def _whole_number(text: str) -> int:
 
 
 def _refuse_missing_directory(model: str) -> None:
-    """A path that is not there would be looked for on the Hub, and fail there with a message about names."""
+    """vLLM would look for a missing path on the Hub and fail there with a message about repository names."""
     if not model.strip():
         raise UsageError("The model has no name; give a Hub name of the form ORG/NAME, or a directory.")
     is_path = model.startswith(("/", "./", "../", "~")) or model.endswith("/") or model.count("/") > 1

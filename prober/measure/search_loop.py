@@ -1,9 +1,10 @@
-"""Measure one combination: search × trial × record."""
+"""Search one combination: choose a length, launch it, record the trial, repeat."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -33,7 +34,9 @@ from prober.results.store import Store
 from prober.search.interpret import interpret, switches
 from prober.search.next_length import AUTO, LOWEST, Answer, Done, Space, Strategy, Try, bracket, next_step
 
-TRIALS_LAST = timedelta(days=7)  # an older trial only hints: drivers, caches and files change unseen
+log = logging.getLogger(__name__)
+
+TRIALS_LAST = timedelta(days=7)  # older trials are only hints: drivers, caches and files change
 AT_REST_TOLERANCE_MIB = 256  # drivers and desktops move by about that much
 AUTO_SINCE = (0, 20)  # --max-model-len auto; from 0.14 on the server went on naming the length before it
 SEQUENCES_FLAG = "--max-num-seqs"
@@ -41,7 +44,7 @@ SEQUENCES_FLAG = "--max-num-seqs"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to measure, and how hard to prove it. ``pinned``: what identifies the model's files, if known."""
+    """What to measure, and how hard to prove it."""
 
     combination: Combination
     machine: Machine
@@ -49,14 +52,13 @@ class Task:
     low: int = LOWEST
     high: int | None = None
     is_fresh: bool = False  # recorded trials only hint
-    pinned: str | None = None
-    # The model's own limit where a start without a length takes a shorter one; asked anew before each launch, for the
-    # configuration may only arrive with the first.
-    limit_of: Callable[[], int | None] = lambda: None
+    # Both are called again around each launch, because the first one may download the model.
+    limit_of: Callable[[], int | None] = lambda: None  # the model's own limit where vLLM defaults to a shorter length
+    revision_of: Callable[[], str | None] = lambda: None  # what identifies the model's files; None: not known
     settings: tuple[str, ...] = ()  # NAME=value of the environment that vLLM reads
     strategy: Strategy = Strategy.HINTS
     hints: tuple[int, ...] = ()  # lengths to begin with, before those of known rows
-    is_beyond_limit: bool = False  # vLLM is told to take lengths above the model's own limit
+    is_beyond_limit: bool = False  # vLLM accepts lengths above the model's own limit
     reserve_mib: int | None = None  # device memory that must stay free for a length to count
     at_rest_mib: int | None = None  # device memory in use now, on all devices of the machine's set
     most_launches: int | None = None  # then end with the bracket so far
@@ -65,7 +67,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class LaunchResult:
-    """What a launch showed, and the devices' memory before, while and after it ran (see `Trial`); None: not told."""
+    """Result of one launch, with the devices' memory before, during and after it (see `Trial`); None: not reported."""
 
     verdict: Verdict
     exit_status: int | None = None
@@ -74,12 +76,12 @@ class LaunchResult:
     at_rest_mib: int | None = None
 
 
-# Launch once: the combination, its length (None: the model's limit, AUTO: vLLM's choice), trial id, where to report.
+# Launches once: combination, length (None: the model's limit, AUTO: vLLM's choice), trial id, progress callback.
 Launcher = Callable[[Combination, int | None, str, Report], LaunchResult]
 
 
 class Listener(Protocol):
-    """Who wants to see how it goes."""
+    """Receives the events of one search."""
 
     def resumed(self, trials: Sequence[Trial]) -> None: ...
     def launching(self, step: Try, launch: int, bracket: Bracket) -> None: ...
@@ -88,7 +90,7 @@ class Listener(Protocol):
 
 
 class Lowered(Exception):  # not an error: the same search on another axis
-    """vLLM allows fewer sequences than were asked for."""
+    """vLLM allows fewer sequences than requested."""
 
     def __init__(self, sequences: int, length: int | None) -> None:
         super().__init__(sequences)
@@ -96,10 +98,10 @@ class Lowered(Exception):  # not an error: the same search on another axis
 
 
 def measure(task: Task, store: Store, launch: Launcher, listener: Listener) -> Ceiling:
-    """Find and prove the ceiling, recording every trial as it ends; the answer is the caller's to record.
+    """Find and prove the ceiling and record every trial as it ends; the caller records the ceiling.
 
-    Trials of the same combination on the same machine in the same state are not repeated. Raises NotReady when the
-    machine or the results folder does not let us measure; what was recorded stays.
+    Trials of the same combination on the same machine in the same state are not repeated. Raises NotReady where
+    the devices are busy or the results folder cannot be written; recorded trials stay.
     """
     store.check_writable()
     began = time.monotonic()
@@ -133,14 +135,14 @@ def measure(task: Task, store: Store, launch: Launcher, listener: Listener) -> C
 
 
 class _Search:
-    """One search under way."""
+    """State of one running search."""
 
     def __init__(
         self, task: Task, store: Store, launch: Launcher, listener: Listener, launched: list[Trial], began: float
     ) -> None:
         self.task, self.store, self.launch, self.listener = task, store, launch, listener
         self.launched, self.began = launched, began
-        self.combination_key = combination_key(task.combination, task.pinned)
+        self.combination_key = combination_key(task.combination, task.revision_of())
         self.state_key = state_key(task.machine, task.settings, task.reserve_mib)
         since = _now() if task.is_fresh else _now() - TRIALS_LAST
         same = [t for t in store.trials() if self._is_same(t) and _when(t) >= since]
@@ -166,13 +168,14 @@ class _Search:
         return (trial.combination_key, trial.state_key) == (self.combination_key, self.state_key)
 
     def _is_rest_alike(self, trial: Trial) -> bool:
-        """A neighbour that came or went between them changes what a length needs."""
+        """Memory that another process took or released between two trials changes what a length needs."""
         then, now = trial.at_rest_mib, self.task.at_rest_mib
         return then is None or now is None or abs(then - now) <= AT_REST_TOLERANCE_MIB
 
     def run(self) -> Done:
         if self.lowered:  # known from an earlier run
             raise self.lowered
+        log.info("%d recorded trials count; %d lengths are hints", len(self.trials), len(self.space.hints))
         if self.trials:
             self.listener.resumed(self.trials)
         while True:
@@ -182,21 +185,24 @@ class _Search:
             self.space = replace(self.space, limit=self.task.limit_of())
             step = next_step(observations, self.space)
             if isinstance(step, Done):
+                log.info("done: %s, %s", step.status, step.why)
                 return step
             so_far = bracket(observations, self.space)
             if (spent := self._spent()) is not None:
                 return Done(Status.INCONCLUSIVE, so_far, spent)
+            chosen = {None: "the default", AUTO: "auto"}.get(step.length, step.length)
+            log.info("launch %d: max_model_len %s, %s", len(self.launched) + 1, chosen, step.why)
             self.listener.launching(step, len(self.launched) + 1, so_far)
             self._try(step.length)
 
     def _wants_fewer(self, trial: Trial) -> bool:
-        """vLLM names a number below the one in force; the same again would go on for ever."""
+        """vLLM allows fewer sequences than the current value; the same number again would loop forever."""
         slots, asked = trial.verdict.figures.sequence_slots, value_of(self.task.combination.other_flags, SEQUENCES_FLAG)
         is_fewer = asked is None or not asked.isdecimal() or (slots or 0) < int(asked)
         return trial.verdict.outcome is Outcome.SEQUENCE_SLOTS and bool(slots) and is_fewer
 
     def _spent(self) -> str | None:
-        """Say that the budget is used up; None while it is not."""
+        """Say which budget is used up; None: none is."""
         most_launches, most_seconds = self.task.most_launches, self.task.most_seconds
         if most_launches is not None and len(self.launched) >= most_launches:
             return f"the budget of {most_launches} launches is used up"
@@ -206,25 +212,27 @@ class _Search:
 
     def _try(self, length: int | None) -> None:
         tag, started, began = _trial_id(), _now(), time.monotonic()
-        shown = self.launch(self.task.combination, length, tag, self.listener.running)
-        figures = shown.verdict.figures
+        result = self.launch(self.task.combination, length, tag, self.listener.running)
+        figures, revision = result.verdict.figures, self.task.revision_of()  # known by now if this launch downloaded it
         trial = Trial(
             id=tag,
-            combination_key=self.combination_key,
+            combination_key=combination_key(self.task.combination, revision),
             state_key=self.state_key,
             length=figures.requested_max_model_len if length in (None, AUTO) else length,
             is_default_length=length is None,
             verify=self.task.verify,
-            verdict=shown.verdict,
+            verdict=result.verdict,
             seconds=round(time.monotonic() - began, 2),
             started_at=started.isoformat(timespec="seconds"),
-            exit_status=shown.exit_status,
-            leaked_mib=shown.leaked_mib,
-            least_free_mib=shown.least_free_mib,
+            exit_status=result.exit_status,
+            leaked_mib=result.leaked_mib,
+            least_free_mib=result.least_free_mib,
             reserve_mib=self.task.reserve_mib,
-            at_rest_mib=shown.at_rest_mib,
+            at_rest_mib=result.at_rest_mib,
             prober_version=__version__,
+            model_revision=revision,
         )
+        log.info("trial %s: %s, max_model_len %s: %s", tag, trial.verdict.outcome, trial.length, trial.verdict.evidence)
         self.store.append(trial)
         self.trials.append(trial)
         self.launched.append(trial)
@@ -234,18 +242,18 @@ class _Search:
 
 
 def with_sequences(combination: Combination, sequences: int) -> Combination:
-    """The same combination with ``--max-num-seqs`` set anew; of a flag given twice vLLM takes the last."""
+    """Return the combination with ``--max-num-seqs`` appended; vLLM uses the last value of a repeated flag."""
     return replace(combination, other_flags=(*combination.other_flags, SEQUENCES_FLAG, str(sequences)))
 
 
-def combination_key(combination: Combination, pinned: str | None) -> str:
-    """Two paths to one pinned directory are one model."""
-    model = public_model(combination.model) if pinned else combination.model
-    return _hash({**asdict(combination), "model": model, "pinned": pinned})
+def combination_key(combination: Combination, revision: str | None) -> str:
+    """Hash a combination. Two paths to a directory with the same ``revision`` are one model."""
+    model = public_model(combination.model) if revision else combination.model
+    return _hash({**asdict(combination), "model": model, "pinned": revision})
 
 
 def state_key(machine: Machine, settings: Sequence[str] = (), reserve_mib: int | None = None) -> str:
-    """The machine, whatever of the environment vLLM listens to, and what had to stay free."""
+    """Hash the machine, the environment variables that vLLM reads, and the memory that must stay free."""
     demanded = {} if reserve_mib is None else {"reserve_mib": reserve_mib}
     return _hash({**asdict(machine), "settings": sorted(settings), **demanded})
 
@@ -255,7 +263,7 @@ def _lowered(trial: Trial) -> Lowered:
 
 
 def _is_answer(trial: Trial, verify: Verify) -> bool:
-    """What could not tell then may tell now: only answers are taken over from an earlier run."""
+    """Whether a recorded trial settles its length; an unexplained failure is launched again."""
     observation = interpret(trial, verify)
     return observation is not None and observation.reading is not Answer.UNKNOWN
 

@@ -1,4 +1,4 @@
-"""One answer in words: for the person at the terminal, and as JSON."""
+"""Render results: text for the terminal, and JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEADLINES = {
 PROOFS = {
     Verify.FULL: "a request of exactly that length was answered",
     Verify.SHORT: "it starts and answers a short request; a full one was not sent (--verify full)",
-    Verify.NONE: "it starts; nothing was asked (--verify full)",
+    Verify.NONE: "it starts; no request was sent (--verify full)",
 }
 
 
@@ -65,7 +65,7 @@ def describe(combination: Combination) -> str:
 
 
 def describe_with_flags(combination: Combination) -> str:
-    """The same with vLLM's further flags: where several combinations stand side by side."""
+    """A combination on one line with its further vLLM flags, to tell several apart."""
     flags = masked(shlex.join(combination.other_flags), combination)
     return ", ".join(filter(None, (describe(combination), shorten(flags, 60))))
 
@@ -109,12 +109,14 @@ def _why_no_more(ceiling: Ceiling, length: int) -> str:
 def _because(ceiling: Ceiling, row: Row) -> str:
     kind = {CeilingKind.MEMORY: "memory: ", CeilingKind.MODEL: "the model: ", CeilingKind.CONFIG: "the configuration: "}
     why = (kind[row.ceiling_kind] if row.ceiling_kind else "") + ceiling.why
-    if ceiling.status in (Status.BAD_CONFIG, Status.DOES_NOT_FIT, Status.INCONCLUSIVE) and (last := _telling(ceiling)):
+    if ceiling.status in (Status.BAD_CONFIG, Status.DOES_NOT_FIT, Status.INCONCLUSIVE) and (
+        last := _last_failure(ceiling)
+    ):
         why += f"; vLLM said: {last.verdict.evidence}" if last.verdict.evidence else f"; {last.verdict.outcome}"
     return why
 
 
-def _telling(ceiling: Ceiling) -> Trial | None:
+def _last_failure(ceiling: Ceiling) -> Trial | None:
     return next((t for t in reversed(ceiling.trials) if t.verdict.outcome is not Outcome.FITS), None)
 
 
@@ -133,7 +135,7 @@ def _next_step(ceiling: Ceiling) -> str:
         case Status.BAD_CONFIG if any("model weights" in t.verdict.evidence for t in ceiling.trials):
             return "Without the weights at hand: run again with --dummy-weights, which measures the same."
         case Status.BAD_CONFIG:
-            return "Mend the configuration, then run the same command again."
+            return "Fix the configuration, then run the same command again."
         case Status.DOES_NOT_FIT if any(map(leaves_too_little, ceiling.trials)):
             return "Ask for less with --reserve-mib, or lower --gpu-memory-utilization."
         case Status.DOES_NOT_FIT:
@@ -145,7 +147,7 @@ def _next_step(ceiling: Ceiling) -> str:
     if "the shortest asked for" in ceiling.why:
         return "Ask for shorter lengths with --low."
     logs = ", ".join(f"logs/{t.id}.log" for t in ceiling.trials[-2:])
-    return f"Run the same command again to go on from here (--fresh starts anew); the last logs, in the results: {logs}"
+    return f"Run the same command again to go on from here (--fresh starts over); the last logs, in the results: {logs}"
 
 
 def command(ceiling: Ceiling, row: Row) -> str:
@@ -161,7 +163,7 @@ def command(ceiling: Ceiling, row: Row) -> str:
 
 
 def masked(text: str, combination: Combination) -> str:
-    """Without the secrets that the user's own flags hold: a terminal's output ends in other logs."""
+    """Return the text without the secrets in the user's flags: terminal output often ends up in logs."""
     return Scrubber({}, secrets_in(combination.other_flags)).text(text)
 
 

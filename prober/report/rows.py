@@ -15,7 +15,7 @@ from prober.records import Source, Status
 from prober.results.lookup import answer, utilization
 from prober.results.naming import version_order
 from prober.results.query import Query
-from prober.results.schema import COLUMNS, KEY, Column, Row
+from prober.results.schema import COLUMNS, SHARED_KEY, Column, Row
 from prober.results.serve_command import Unproven, command, is_beyond_limit
 
 
@@ -72,7 +72,6 @@ _TOLD_ELSEWHERE = {  # in the row itself or as its proof
     "served_max_model_len", "refused_max_model_len",
 }  # fmt: skip
 _REST: tuple[Column, ...] = tuple(c for c in COLUMNS if c.name not in _TOLD_ELSEWHERE)
-_COMBINATION = tuple(name for name in KEY if name != "machine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ def _line(row: Row) -> Line:
         cells=_cells(row, kind, tokens),
         kind=kind,
         tokens=tokens,
-        combination=(*origin, *(getattr(row, name) for name in _COMBINATION)),
+        combination=(*origin, *(getattr(row, name) for name in SHARED_KEY)),
         serve=serve_command(row),
         measure=_measure_command(row),
         proof=_proof(row),

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePath, PureWindowsPath
+from typing import Any
 
-from prober.records import Ceiling, Entrypoint, Figures, Outcome, Source, Status, Trial, Verify
-from prober.results.schema import CeilingKind, Row
+from prober.records import Ceiling, Combination, Entrypoint, Figures, Outcome, Source, Status, Trial, Verify
+from prober.results.schema import COMBINATION, CeilingKind, Row
 from prober.results.serve_command import Unproven, command
 from prober.results.text import public_environment, public_flags, public_text
 from prober.search.interpret import answer_of_trial, leaves_too_little
@@ -90,20 +91,11 @@ def _what_was_asked(ceiling: Ceiling, is_directory: bool) -> Row:
     """The combination and the machine."""
     combination, machine = ceiling.combination, ceiling.machine
     return Row(
-        model=public_model(combination.model, is_directory),
+        **columns_of(combination, is_directory),
         model_revision=combination.model_revision or None,
         gpu=machine.gpu,
         gpu_memory_mib=machine.gpu_memory_mib,
-        gpu_count=combination.tensor_parallel_size * combination.pipeline_parallel_size,
-        tensor_parallel_size=combination.tensor_parallel_size,
-        pipeline_parallel_size=combination.pipeline_parallel_size,
-        gpu_memory_utilization=combination.gpu_memory_utilization,
-        dtype=combination.dtype or None,
-        quantization=combination.quantization or None,
-        kv_cache_dtype=combination.kv_cache_dtype or None,
-        entrypoint=combination.entrypoint,
-        compile_state=combination.compile_state,
-        other_flags=public_flags(combination.other_flags) or None,
+        gpu_count=combination.world_size,
         environment=public_environment(ceiling.settings) or None,
         reserve_mib=ceiling.reserve_mib,
         source=Source.MEASURED,
@@ -118,6 +110,15 @@ def _what_was_asked(ceiling: Ceiling, is_directory: bool) -> Row:
         power_limit_watts=machine.power_limit_watts,
         gpu_hash=machine.gpu_hash,
     )
+
+
+def columns_of(combination: Combination, is_directory: bool = False) -> dict[str, Any]:
+    """Return a combination as the row columns of `schema.COMBINATION`, without paths; unknown is ``None``."""
+    return {
+        **{name: getattr(combination, name) or None for name in COMBINATION},
+        "model": public_model(combination.model, is_directory),
+        "other_flags": public_flags(combination.other_flags) or None,
+    }
 
 
 def _on_off(fact: bool | None) -> str | None:

@@ -20,7 +20,17 @@ from prober.results.answer_text import render_table, to_json
 from prober.results.csv_format import Cells, read_cells
 from prober.results.naming import near_models, same_gpu, same_model, version_distance, version_order
 from prober.results.query import Grade, Hit, LookupResult, Query
-from prober.results.schema import KEY, POSITION, Row, UnreadableRow, from_cells, to_cells, unguard
+from prober.results.schema import (
+    COLUMNS,
+    COMBINATION,
+    POSITION,
+    SHARED_KEY,
+    Row,
+    UnreadableRow,
+    from_cells,
+    to_cells,
+    unguard,
+)
 from prober.results.serve_command import env, flags, is_beyond_limit, yaml
 
 __all__ = [
@@ -28,10 +38,11 @@ __all__ = [
     "answer", "env", "flags", "look_up", "render_table", "to_json", "yaml",
 ]  # fmt: skip
 
-_SAME = ("dtype", "quantization", "kv_cache_dtype", "entrypoint", "compile_state")
-_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
+_ASKED = [c for c in COLUMNS if c.name in COMBINATION and c.name in Query.__dataclass_fields__ and c.name != "model"]
+_SAME = tuple(c.name for c in _ASKED if c.kind == "string")
+_SIZES = tuple(c.name for c in _ASKED if c.kind == "integer")
 # The combination, and who says so: only reported rows have an address.
-_about = itemgetter(*(POSITION[name] for name in ("source", "source_url", *KEY) if name != "machine"))
+_about = itemgetter(*(POSITION[name] for name in ("source", "source_url", *SHARED_KEY)))
 _PROVEN, _STARTS, _STATUS = POSITION["max_model_len"], POSITION["starts_max_model_len"], POSITION["status"]
 _MACHINE = POSITION["machine"]
 _MODEL, _VERSION = POSITION["model"], POSITION["vllm_version"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, get_args, get_type_hints
 
-from prober.records import CompileState, Entrypoint, Outcome, ProberError, Source, Status, Verify
+from prober.records import Combination, CompileState, Entrypoint, Outcome, ProberError, Source, Status, Verify
 
 SCHEMA_VERSION = 2
 
@@ -183,6 +183,11 @@ def _column_of(spec: dataclasses.Field[Any], hint: Any) -> Column:
 COLUMNS: tuple[Column, ...] = _columns()
 HEADER: tuple[str, ...] = tuple(c.name for c in COLUMNS)
 KEY: tuple[str, ...] = tuple(c.name for c in COLUMNS if c.is_key)
+SHARED_KEY: tuple[str, ...] = tuple(name for name in KEY if name != "machine")  # what rows of several machines share
+# What the user asked for: the columns that are fields of `Combination` too. The model's revision is found, not asked.
+COMBINATION: tuple[str, ...] = tuple(
+    name for name in KEY if name in Combination.__dataclass_fields__ and name != "model_revision"
+)
 POSITION: dict[str, int] = {name: index for index, name in enumerate(HEADER)}
 
 
