@@ -21,6 +21,7 @@ from types import TracebackType
 from filelock import FileLock, Timeout
 
 from prober.host import processes
+from prober.host.files import replace_file
 from prober.host.gpu import Gpu, Inventory, choose
 from prober.records import NotReady
 
@@ -118,10 +119,8 @@ def _lock(folder: Path, gpu: Gpu) -> FileLock:
     except OSError as error:
         raise NotReady(f"the lease of GPU {gpu.index} cannot be written ({error})") from None
     here = Holder(os.getpid(), processes.start_of(os.getpid()) or "", datetime.now(UTC).isoformat(timespec="seconds"))
-    draft = path.with_suffix(".draft")  # only the lock's holder writes it
     try:
-        draft.write_text(json.dumps(asdict(here)), encoding="utf-8")
-        draft.replace(_holder_path(path))
+        replace_file(_holder_path(path), json.dumps(asdict(here)).encode())
     except OSError as error:
         lock.release()
         raise NotReady(f"the lease of GPU {gpu.index} cannot be written ({error})") from None

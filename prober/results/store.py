@@ -15,6 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from prober.host.files import replace_file
 from prober.records import NotReady, Trial
 from prober.results.csv_format import CsvRecord, read_cells, read_records, record_of, render, stands_before
 from prober.results.schema import Row, UnreadableRow, from_cells
@@ -44,10 +45,10 @@ class Store:
     def check_writable(self) -> None:
         """Raise ``NotReady`` now rather than after the first launch: not writable, no space, or not our matrix."""
         with self._locked():
-            draft = self.folder / ".check.draft"
+            check = self.folder / ".check.draft"  # ignored by git
             with self._disk():
-                _write(draft, b"x" * 65536)
-                draft.unlink()
+                replace_file(check, b"x" * 65536)
+                check.unlink()
             free = shutil.disk_usage(self.folder).free
             if free < _SPACE_BYTES:
                 raise NotReady(f"Only {free // 2**20} MiB are free for {self.folder}: free some space first.")
@@ -101,7 +102,7 @@ class Store:
                     records[new.key] = new
                 else:
                     left_out.append(row)
-            self._replace(render(records.values()))
+            replace_file(self.matrix_path, render(records.values()).encode())
         return left_out
 
     @contextlib.contextmanager
@@ -114,7 +115,7 @@ class Store:
         """Make the matrix hold exactly these rows (after a merge). The caller answers for what is dropped."""
         text = render(map(record_of, rows))
         with self._locked(), self._disk():
-            self._replace(text)
+            replace_file(self.matrix_path, text.encode())
 
     def log_path(self, trial_id: str) -> Path:
         """Name the file that a trial's output goes to; its folder exists afterwards."""
@@ -179,17 +180,6 @@ class Store:
                 standing[record.key] = record
         return list(standing.values())
 
-    def _replace(self, text: str) -> None:
-        target = self.matrix_path.resolve()  # a link stays a link
-        draft = target.with_name("matrix.csv.draft")
-        try:
-            _write(draft, text.encode())
-            os.replace(draft, target)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
-        _sync_folder(target.parent)
-
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         with self._disk():
@@ -217,14 +207,6 @@ class Store:
             ) from error
 
 
-def _write(path: Path, content: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
-        _write_at(fd, content, 0)
-    finally:
-        os.close(fd)
-
-
 def _write_at(fd: int, content: bytes, offset: int) -> int:
     """Write all of it, sync, and return where it ends. A full disk writes a part first: only then does it raise."""
     done = 0
@@ -243,11 +225,3 @@ def _last_line_start(fd: int, size: int) -> int:
             return start + found + 1
         position = start
     return 0
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

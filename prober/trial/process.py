@@ -20,7 +20,7 @@ from prober.records import NotReady
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 END_SECONDS = 30.0
 PR_SET_CHILD_SUBREAPER = 36
-LISTENING = "0A"  # as /proc/net/tcp writes it
+SOCKET_TABLE = "/proc/net/tcp"
 
 
 class Launch:
@@ -73,8 +73,9 @@ class Launch:
 
     def listens_on(self, port: int) -> bool:
         """Tell whether it is the command's own process that listens on this TCP port, not a stranger's."""
-        sockets = _listening_sockets(port)
-        return sockets is None or any(sockets & _open_sockets(process.pid) for process in self.processes())
+        if not os.access(SOCKET_TABLE, os.R_OK):  # the kernel does not say who listens
+            return True
+        return any(_listens_on(process, port) for process in self.processes())
 
     def end(self) -> None:
         """End everything the command started, and return once it is dead. Raises NotReady if something will not die."""
@@ -126,29 +127,12 @@ def _carries(process: psutil.Process, tag: str) -> bool:
         return False
 
 
-def _listening_sockets(port: int) -> set[str] | None:
-    """The sockets that listen on the port, as ``/proc/PID/fd`` names them; None where the kernel does not tell."""
-    found: set[str] = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
-        except OSError:
-            if table == "/proc/net/tcp":
-                return None
-            continue
-        for _, local, _, state, _, _, _, _, _, inode, *_ in map(str.split, lines):
-            if state == LISTENING and int(local.rpartition(":")[2], 16) == port:
-                found.add(f"socket:[{inode}]")
-    return found
-
-
-def _open_sockets(pid: int) -> set[str]:
-    sockets: set[str] = set()
-    with contextlib.suppress(OSError):
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                sockets.add(os.readlink(link))
-    return sockets
+def _listens_on(process: psutil.Process, port: int) -> bool:
+    try:
+        connections = process.net_connections("tcp")
+    except (psutil.Error, OSError):  # it has just ended, or runs as another user
+        return False
+    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections)
 
 
 def output_of(command: Sequence[str], timeout_seconds: float) -> tuple[int | None, str]:
