@@ -6,7 +6,6 @@ Pure. Age and version distance always stand beside a number; what is not proven 
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections import Counter
 from typing import Any
 
@@ -14,6 +13,7 @@ from prober.records import Source, Status
 from prober.results.query import Grade, Hit, LookupResult
 from prober.results.schema import Row, to_values
 from prober.results.serve_command import Unproven, flags
+from prober.results.table import text_table
 from prober.results.text import printable
 
 _TITLES = {
@@ -67,7 +67,9 @@ def render_table(answer: LookupResult) -> str:
     for grade in Grade:
         hits = [hit for hit in answer.hits if hit.grade is grade]
         if hits:
-            blocks.append("\n".join([_TITLES[grade], *_table([_HEADINGS, *_lines(hits)]), *_remarks(hits)]))
+            blocks.append(
+                "\n".join([_TITLES[grade], text_table([_HEADINGS, *_lines(hits)], _NUMBERS), *_remarks(hits)])
+            )
     return "\n\n".join(blocks) + "\n"
 
 
@@ -167,21 +169,3 @@ def _remarks(hits: list[Hit]) -> list[str]:
         if hit.row.notes and hit.row.source is Source.MEASURED:
             remarks.append(f"{name}: {hit.row.notes}")
     return [f"  {printable(remark)}" for remark in dict.fromkeys(remarks)]
-
-
-def _table(lines: list[tuple[str, ...]]) -> list[str]:
-    texts = [[printable(cell) for cell in line] for line in lines]
-    widths = [max(map(_width, cells)) for cells in zip(*texts, strict=True)]
-    return [
-        "  ".join(_padded(cell, widths[i], i in _NUMBERS) for i, cell in enumerate(line)).rstrip() for line in texts
-    ]
-
-
-def _padded(cell: str, width: int, is_number: bool) -> str:
-    gap = " " * (width - _width(cell))
-    return gap + cell if is_number else cell + gap
-
-
-def _width(text: str) -> int:
-    """Columns on a terminal: wide East Asian characters and emoji take two, combining marks none."""
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 0 if unicodedata.combining(c) else 1 for c in text)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prober.results.schema import COLUMNS, SCHEMA_VERSION, Column
+from prober.results.table import markdown_table
 
 _LICENCE = {
     "name": "CC0-1.0",
@@ -59,15 +60,17 @@ def _field(column: Column) -> dict[str, Any]:
 
 def readme() -> str:
     """Explain the folder to somebody who found it: the files, how to read a row, every column."""
-    return _README.format(version=SCHEMA_VERSION, columns="\n".join(map(_line, COLUMNS)))
+    return _README.format(
+        version=SCHEMA_VERSION, columns=markdown_table(("column", "type", "unit", "meaning"), map(_line, COLUMNS))
+    )
 
 
-def _line(column: Column) -> str:
+def _line(column: Column) -> tuple[str, ...]:
     notes = [column.meaning]
     if column.allowed:
         notes.append("One of " + ", ".join(f"`{value}`" for value in column.allowed))
     name = f"**{column.name}**" if column.is_key else column.name
-    return f"| {name} | {column.kind} | {column.unit or ''} | {'. '.join(notes)} |"
+    return name, column.kind, column.unit or "", ". ".join(notes)
 
 
 def licence() -> str:
@@ -110,8 +113,6 @@ matrix = pd.read_csv("matrix.csv", dtype_backend="numpy_nullable", keep_default_
 
 The names in bold say what a row is about: two rows that agree in all of them are about the same thing.
 
-| column | type | unit | meaning |
-|---|---|---|---|
 {columns}
 """
 

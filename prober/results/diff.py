@@ -15,6 +15,7 @@ from prober.records import Source, Status
 from prober.results.csv_format import row_key
 from prober.results.naming import version_order
 from prober.results.schema import KEY, Row, to_values
+from prober.results.table import markdown_table, markdown_text
 from prober.results.text import printable
 
 _VERSION_INDEX = KEY.index("vllm_version")
@@ -141,9 +142,11 @@ def markdown_diff(difference: Diff) -> str:
     """Write the differences as a Markdown table, for a pull request or a job's page."""
     if not difference.changes:
         return f"No difference in {difference.alike} rows.\n"
-    head = "| | model | GPU | TP | vLLM | max_model_len |\n|---|---|---|---:|---|---:|"
-    lines = [f"| {' | '.join(map(_escaped, (change.kind, *_cells(change))))} |" for change in difference.changes]
-    return "\n".join([head, *lines, "", f"{difference.alike} rows are alike."]) + "\n"
+    headings = ("", "model", "GPU", "TP", "vLLM", "max_model_len")
+    lines = [list(map(markdown_text, (change.kind, *_cells(change)))) for change in difference.changes]
+    return (
+        "\n".join([markdown_table(headings, lines, numbers={3, 5}), "", f"{difference.alike} rows are alike."]) + "\n"
+    )
 
 
 def diff_json(difference: Diff) -> str:
@@ -172,10 +175,3 @@ def _cells(change: Change) -> tuple[str, str, str, str, str]:
 
 def _length(row: Row) -> str:
     return f"{row.max_model_len:,}" if row.max_model_len is not None else str(row.status or "unknown").replace("_", " ")
-
-
-def _escaped(text: str) -> str:
-    plain = printable(text)
-    for mark in ("\\", "|", "`", "*", "[", "]"):
-        plain = plain.replace(mark, "\\" + mark)
-    return plain.replace("<", "&lt;")
