@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prober.records import NotReady, Source, Status, Verify
-from prober.results.schema import COLUMNS, HEADER, POSITION, SCHEMA_VERSION, Row, to_cells
+from prober.results.schema import COLUMNS, HEADER, POSITION, SCHEMA_VERSION, Row, current_names, to_cells
 
 CONFLICT_MARKS = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
 _SOURCES = tuple(Source)
@@ -127,7 +127,8 @@ def _order(header: Cells, name: str) -> list[int | None] | None:
     """Say where each of our columns stands in the file; None: exactly as we write it."""
     if tuple(header) == HEADER:
         return None
-    names = [header[0].removeprefix("\ufeff"), *header[1:]] if header else []  # a spreadsheet adds the mark
+    # A spreadsheet adds the byte order mark.
+    names = current_names([header[0].removeprefix("\ufeff"), *header[1:]]) if header else []
     if names and names[0].startswith(CONFLICT_MARKS):
         raise ForeignMatrix(f"{name}: a git conflict is left in the file; run `prober merge` on it.")
     if not set(names) >= _REQUIRED or len(set(names)) != len(names):

@@ -8,14 +8,19 @@ An empty cell means unknown; there is no other spelling of it and it is never 0.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, get_args, get_type_hints
 
 from prober.records import CompileState, Entrypoint, Outcome, ProberError, Source, Status, Verify
 
-SCHEMA_VERSION = 2
+# What each version renamed in the columns of the one before: old name -> new name. To add a column, add a field to
+# `Row` and an empty entry here: rows of older files leave it empty. Then run scripts/describe_results.py.
+MIGRATIONS: Mapping[int, Mapping[str, str]] = {
+    2: {},  # added environment, reserve_mib, least_free_mib, launch_command
+}
+SCHEMA_VERSION = max(MIGRATIONS)
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 _GUARD = "'"
@@ -233,6 +238,14 @@ def _from_cell(spec: Column, cell: str) -> Any:
         raise UnreadableRow(f"The column {spec.name} does not allow {cell!r}.") from error
 
 
+def current_names(names: Iterable[str], migrations: Mapping[int, Mapping[str, str]] = MIGRATIONS) -> list[str]:
+    """Translate column names of any earlier version to those of this version; unknown names stay as they are."""
+    current = list(names)
+    for version in sorted(migrations):
+        current = [migrations[version].get(name, name) for name in current]
+    return current
+
+
 def to_strings(row: Row) -> dict[str, str]:
     """Write a row as column name -> cell."""
     return dict(zip(HEADER, to_cells(row), strict=True))
@@ -245,6 +258,7 @@ def from_strings(cells: Mapping[str, str]) -> Row:
 
 def from_values(values: Mapping[str, object]) -> Row:
     """Build a row from plain values (of JSON, say); unknown names are refused, ``None`` is unknown."""
+    values = dict(zip(current_names(values), values.values(), strict=True))
     foreign = sorted(set(values) - set(HEADER))
     if foreign:
         raise UnreadableRow(f"No column of the matrix is called {', '.join(foreign)}.")
