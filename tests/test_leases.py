@@ -189,7 +189,7 @@ def test_without_a_free_gpu_the_refusal_is_not_about_leases(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"), [("file", "leases cannot be kept in"), ("folder", "belongs to somebody else")]
+    ("kind", "told"), [("file", "leases cannot be kept in"), ("folder", "belongs to another user")]
 )
 def test_a_place_that_somebody_else_has_taken_is_refused(kind: str, told: str) -> None:
     """In the name of a user that nobody is, whose folder is therefore ours to spoil."""
