@@ -202,7 +202,7 @@ def _unexplained_bytes(gpu: Gpu) -> int | None:
     return gpu.memory_used_bytes - sum(one.used_bytes or 0 for one in gpu.processes or ())
 
 
-# --- wording -----------------------------------------------------------------------------------------------------------
+# --- wording ----------------------------------------------------------------------------------------------------------
 
 
 def _process(one: GpuProcess) -> str:
