@@ -1,6 +1,6 @@
-"""An answer as text: a table for the terminal, JSON for programs.
+"""Lookup results as text: a table for the terminal, JSON for programs.
 
-Pure. Age and version distance always stand beside a number; what is not proven never looks as if it were.
+Pure. Every number comes with its age and version distance; unproven lengths are labelled as such.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _TITLES = {
     Grade.REPORTED: "Not measured by the prober, only reported (a start proves no service):",
 }
 _HEADINGS = ("model", "GPU", "TP", "PP", "util", "KV dtype", "vLLM", "max_model_len", "starts", "status", "age", "")
-_SHOWN = _HEADINGS.index("max_model_len")  # so many columns say what a row is about
+_SUBJECT_COLUMNS = _HEADINGS.index("max_model_len")  # the columns before it identify a row
 _NUMBERS = {2, 3, 4, 7, 8}
 
 
 def to_json(answer: LookupResult) -> str:
-    """Write the answer as one JSON object; every hit carries its whole row."""
+    """Write the result as one JSON object; every hit includes its whole row."""
     return json.dumps(
         {
             "found": answer.is_found,
@@ -60,7 +60,7 @@ def _hit_values(hit: Hit) -> dict[str, Any]:
 
 
 def render_table(answer: LookupResult) -> str:
-    """Write the answer for a terminal, one block per grade; control characters in names are replaced."""
+    """Write the result for a terminal, one table per grade, with control characters replaced."""
     if not answer.is_found:
         return _render_nothing(answer)
     blocks = []
@@ -90,11 +90,11 @@ def _render_nothing(answer: LookupResult) -> str:
 
 
 def _lines(hits: list[Hit]) -> list[tuple[str, ...]]:
-    """One line a hit. Where several would look alike, each ends with the settings that tell them apart."""
+    """One line per hit. Hits that would look identical end with the settings that distinguish them."""
     lines = [_cells(hit) for hit in hits]
-    alike = Counter(line[:_SHOWN] for line in lines)
+    alike = Counter(line[:_SUBJECT_COLUMNS] for line in lines)
     return [
-        (*line[:-1], f"{line[-1]}  {_settings(hit.row)}".rstrip()) if alike[line[:_SHOWN]] > 1 else line
+        (*line[:-1], f"{line[-1]}  {_settings(hit.row)}".rstrip()) if alike[line[:_SUBJECT_COLUMNS]] > 1 else line
         for hit, line in zip(hits, lines, strict=True)
     ]
 
