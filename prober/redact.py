@@ -1,6 +1,6 @@
-"""Keep secrets out of what is kept: values of secret-looking variables, well-known token shapes, passwords in URLs.
+"""Mask secrets in text and logs: values of secret-looking variables, well-known token formats, passwords in URLs.
 
-Every pattern begins with letters of its own, so that Python's search skips whole logs at the speed of memory.
+Every pattern begins with literal characters, so that Python's search scans whole logs fast.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-# Of an environment variable or a flag. Not the ones that count tokens or name a tokenizer.
+# Names of environment variables and flags, except those that count tokens or name a tokenizer.
 NAME = re.compile(
     r"TOKEN(?!IZER|S(?:_|$))|SECRET|PASSW|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE
 )
 PASSWORD_IN_URL = re.compile(r"://[^\s/@:]*:([^\s/@]+)@")
 MASK = b"***"
-SHORTEST = 8  # a shorter value would be found inside ordinary words
+SHORTEST = 8  # shorter values occur inside ordinary words
 CHUNK_BYTES = 1 << 20
-LONGEST = 4096  # bytes of a secret, where a line is so long that it must be cut
-KEPT_BYTES = 64 << 20  # of one log: half from its beginning, half from its end
+LONGEST = 4096  # bytes of a secret, where a long line must be split
+KEPT_BYTES = 64 << 20  # per log: half from its beginning, half from its end
 
 
 def _spellings(words: Iterable[str]) -> Iterator[str]:
@@ -50,7 +50,7 @@ SHAPES = tuple(
 
 
 class Scrubber:
-    """Replaces secrets by ``***``: what `environment` and `further` hold, and what looks like one."""
+    """Replaces secrets with ``***``: values from `environment` and `further`, and known token formats."""
 
     def __init__(self, environment: Mapping[str, str], further: Iterable[str] = ()) -> None:
         values = {value for name, value in environment.items() if NAME.search(name)} | set(further)
@@ -69,7 +69,7 @@ class Scrubber:
         return self.mask(content.encode(errors="surrogatepass")).decode(errors="surrogatepass")
 
     def move(self, source: Path, target: Path, most_bytes: int = KEPT_BYTES) -> None:
-        """Write a scrubbed copy in bounded memory and remove the original. Of a flood the middle is left out."""
+        """Move a log while masking secrets, in bounded memory; beyond ``most_bytes`` the middle is left out."""
         if not source.exists():
             return
         with source.open("rb") as log, target.open("wb") as out:
@@ -80,13 +80,13 @@ class Scrubber:
             if left_out:
                 out.write(f"\nprober: {left_out} bytes left out here\n".encode())
                 log.seek(head + left_out)
-                log.readline(LONGEST)  # the cut may have gone through a secret
+                log.readline(LONGEST)  # the cut may be inside a secret
                 for piece in self._pieces(log, most_bytes - head):
                     out.write(piece)
         os.unlink(source)
 
     def _pieces(self, log: BinaryIO, most_bytes: int) -> Iterator[bytes]:
-        """The next bytes of a log, scrubbed; cut at line ends where there are any."""
+        """Yield the next ``most_bytes`` of a log, masked, split at line ends if there are any."""
         rest = b""
         while most_bytes > 0 and (chunk := log.read(min(CHUNK_BYTES, most_bytes))):
             most_bytes -= len(chunk)
@@ -97,7 +97,7 @@ class Scrubber:
         yield self.mask(rest)
 
     def _cut(self, content: bytes) -> int:
-        """Where content may be cut without cutting a secret."""
+        """Return an offset at which content can be split without splitting a secret."""
         if line_end := content.rfind(b"\n") + 1:
             return line_end
         cut = max(0, len(content) - LONGEST)
@@ -115,7 +115,7 @@ class Scrubber:
 
 
 def secrets_in(flags: Iterable[str]) -> Iterator[str]:
-    """The values that vLLM flags give to something that is named like a secret."""
+    """Yield the values of vLLM flags whose names look like secrets."""
     name = ""
     for flag in flags:
         key, equals, value = flag.partition("=")

@@ -29,7 +29,7 @@ LAYERS = {
 HOMES = {
     "subprocess": {"trial.process", "trial.supervisor"},
     "pynvml": {"host.nvml"},
-    "filelock": {"results.store", "host.leases"},
+    "filelock": {"results.store", "host.leases", "host.tempdir", "fleet.journal"},
     "ray": {"fleet.ray_cluster", "fleet.node"},
     "click": {module for module in MODULES if module.startswith("cli.")},
     "rich": {"cli.progress", "cli.probe"},

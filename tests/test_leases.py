@@ -172,7 +172,7 @@ def test_the_place_does_not_depend_on_the_session() -> None:
 
 
 def test_a_lease_that_cannot_be_written_is_told_and_holds_nothing(tmp_path: Path) -> None:
-    (tmp_path / f"{GPUS[1].uuid}.draft").mkdir()  # where the holder would say who it is
+    (tmp_path / f"{GPUS[1].uuid}.json.draft").mkdir()  # where the holder would say who it is
     with pytest.raises(NotReady, match="the lease of GPU 1 cannot be written"):
         lease(GPUS, tmp_path)
     with lease(GPUS[:1], tmp_path), lease(GPUS[2:], tmp_path):
@@ -189,7 +189,7 @@ def test_without_a_free_gpu_the_refusal_is_not_about_leases(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"), [("file", "leases cannot be kept in"), ("folder", "belongs to somebody else")]
+    ("kind", "told"), [("file", "leases cannot be kept in"), ("folder", "belongs to another user")]
 )
 def test_a_place_that_somebody_else_has_taken_is_refused(kind: str, told: str) -> None:
     """In the name of a user that nobody is, whose folder is therefore ours to spoil."""

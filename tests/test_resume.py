@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import json
 import os
 import random
@@ -17,9 +16,10 @@ from typing import Any
 import pytest
 from bench import PROBER, running_probe
 from fake_engine import FakeEngine, Fault, FaultKind, Scenario, make_engine, wait_until, write_model
+from filelock import FileLock
 from row_makers import a_row, a_trial
 
-from prober.host.tempdir import PREFIX, private_folder
+from prober.host.tempdir import LOCK_NAME, PREFIX, private_folder
 from prober.results.store import Store
 
 # Its estimate is wrong, so that the search takes five launches.
@@ -203,15 +203,13 @@ def test_private_folders_of_killed_probers_go_and_those_of_living_ones_stay(tmp_
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "elsewhere")
     for name in ("dead", "living"):
+        (tmp_path / f"{PREFIX}{name}" / LOCK_NAME).touch()
         os.utime(tmp_path / f"{PREFIX}{name}", (long_ago, long_ago))
-    living = os.open(tmp_path / f"{PREFIX}living", os.O_RDONLY)
-    fcntl.flock(living, fcntl.LOCK_EX)
-    with private_folder(tmp_path) as own:
+    with FileLock(tmp_path / f"{PREFIX}living" / LOCK_NAME), private_folder(tmp_path) as own:
         assert oct(own.stat().st_mode)[-3:] == "700"
         left = {path.name.removeprefix(PREFIX) for path in tmp_path.glob(f"{PREFIX}*")} - {own.name[len(PREFIX) :]}
         assert left == {"living", "new", "link"}
     assert not own.exists()
-    os.close(living)
 
 
 def test_trial_leaves_no_file_behind(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from prober.results.schema import (
     SCHEMA_VERSION,
     Row,
     UnreadableRow,
+    current_names,
     from_cells,
     from_strings,
     from_values,
@@ -106,6 +107,22 @@ def test_an_older_file_with_fewer_columns_in_another_order_is_read() -> None:
     (cells,) = read_cells(text)
     assert from_cells(cells) == Row(model="m", gpu="NVIDIA L4", source=Source.MEASURED, max_model_len=4096)
     assert render(read_records(text)).startswith(",".join(HEADER) + "\n")
+
+
+def test_version_1_is_read_and_written_as_this_version() -> None:
+    added_since = {"environment", "reserve_mib", "least_free_mib", "launch_command"}
+    cells = to_strings(a_row()) | {"schema_version": "1"}
+    old = [name for name in HEADER if name not in added_since]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([old, [cells[name] for name in old]])
+    (record,) = read_records(text.getvalue())
+    known = {name: cells[name] for name in old}
+    assert from_cells(record.cells) == from_strings(known | {"schema_version": str(SCHEMA_VERSION)})
+
+
+def test_renamed_column_is_found_from_every_earlier_version() -> None:
+    migrations = {3: {"a": "b"}, 4: {}, 5: {"b": "c", "x": "y"}}
+    assert current_names(["a", "b", "c", "x", "z"], migrations) == ["c", "c", "c", "y", "z"]
 
 
 def test_a_file_saved_by_a_spreadsheet_is_read() -> None:

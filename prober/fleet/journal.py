@@ -8,7 +8,6 @@ last run found, each replaced whole.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import zlib
@@ -18,8 +17,11 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from prober.fleet.jobs import AGAIN, Cell
 from prober.fleet.protocol import End, Known, Reply, Streamed
+from prober.host.files import replace_file
 from prober.records import Machine, NotReady
 from prober.results.merge import read_rows
 from prober.results.schema import Row, from_values, to_values
@@ -51,15 +53,15 @@ class FleetFiles:
         """Keep other drivers out. Raises NotReady where one is at work."""
         with self._disk():
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
+            lock = FileLock(self.folder / ".lock", timeout=0)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+                lock.acquire()
+            except Timeout:
                 raise NotReady(f"Another fleet run is at work in {self.folder}: wait for it or stop it.") from None
+        try:
             yield
         finally:
-            os.close(lock)
+            lock.release()
 
     def begin(self, now: datetime, longest: timedelta) -> Run:
         """Go on with a run that did not end and is not older than it may take; else begin a new one."""
@@ -145,12 +147,7 @@ class FleetFiles:
 
     def _replace(self, name: str, text: str) -> None:
         with self._disk():
-            draft = self.folder / f"{name}.draft"
-            with draft.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(self.folder / name)
+            replace_file(self.folder / name, text.encode())
 
     @contextlib.contextmanager
     def _disk(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from prober.results.diff import Change, ChangeKind, Diff, markdown_diff
 from prober.results.from_ceiling import public_model
 from prober.results.naming import version_order
 from prober.results.schema import Row, to_values
+from prober.results.table import markdown_table
 from prober.results.text import printable
 
 MOST_ROWS = 200  # of one table on a page; the JSON has all
@@ -159,15 +160,17 @@ def rows_of(night: NightSummary) -> list[Row]:
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
-    head = ["| model | GPU | TP | utilization | KV | vLLM | max_model_len |", "|---|---|---:|---:|---|---|---:|"]
+    headings = ("model", "GPU", "TP", "utilization", "KV", "vLLM", "max_model_len")
     ordered = sorted(rows, key=lambda row: (row.model, row.gpu, row.tensor_parallel_size or 0))
     lines = [
-        f"| {_cell(row.model)} | {_cell(row.gpu)} | {row.tensor_parallel_size} | "
-        f"{row.gpu_memory_utilization or ''} | {_cell(row.kv_cache_dtype or '')} | {_cell(row.vllm_version or '')} | "
-        f"{_length(row)} |"
+        (
+            *(_cell(row.model), _cell(row.gpu), str(row.tensor_parallel_size), str(row.gpu_memory_utilization or "")),
+            *(_cell(row.kv_cache_dtype or ""), _cell(row.vllm_version or ""), _length(row)),
+        )
         for row in ordered[:MOST_ROWS]
     ]
-    return [*head, *lines, *([f"\n{len(rows) - MOST_ROWS} more rows."] if len(rows) > MOST_ROWS else [])]
+    table = markdown_table(headings, lines, numbers={2, 3, 6})
+    return [table, *([f"\n{len(rows) - MOST_ROWS} more rows."] if len(rows) > MOST_ROWS else [])]
 
 
 def _length(row: Row | None) -> str:

@@ -1,4 +1,4 @@
-"""What a GPU is, which ones CUDA_VISIBLE_DEVICES shows, and which to take for a probe. Pure: nothing is asked here."""
+"""GPU inventory types, CUDA_VISIBLE_DEVICES rules, and the choice of GPUs for a probe. Pure."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ from prober.host.processes import Owner
 from prober.records import NotReady, UsageError
 
 MIB = 1024 * 1024
-# What a GPU may hold and still count as idle. Drivers that do not tell their own reserve apart count it as used.
+# Memory an idle GPU may hold. Older drivers count their own reserve as used.
 IDLE_BYTES = 512 * MIB
 IDLE_BYTES_WITH_RESERVE = 1024 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that the driver says holds memory on a GPU."""
+    """A process that holds GPU memory, as reported by the driver."""
 
-    pid: int  # as the driver counts: in a container it may be the host's number
+    pid: int  # as the driver reports it: in a container possibly the host's pid
     used_bytes: int | None = None
     owner: Owner = Owner.OTHER
     name: str | None = None
-    is_graphics: bool = False  # a desktop: it holds some memory for ever and does not disturb
+    is_graphics: bool = False  # a desktop: holds some memory permanently and does not interfere
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU, or one MIG device. ``None``: the driver does not say."""
+    """One GPU, or one MIG device. ``None``: the driver does not report it."""
 
-    index: int  # NVML's, in PCI order, as nvidia-smi counts; of a MIG device its parent's
+    index: int  # NVML index in PCI order, as in nvidia-smi; for a MIG device its parent's
     uuid: str
     name: str
-    memory_total_bytes: int | None = None  # on unified memory the host's
-    memory_used_bytes: int | None = None  # without what the driver reserves, where it tells them apart
+    memory_total_bytes: int | None = None  # with unified memory the host's
+    memory_used_bytes: int | None = None  # without the driver's reserve, if reported separately
     memory_reserved_bytes: int | None = None
     compute_capability: str | None = None  # "9.0"
     ecc: bool | None = None
     mig: bool | None = None
-    parent_uuid: str | None = None  # of a MIG device
+    parent_uuid: str | None = None  # MIG devices only
     power_limit_watts: float | None = None
-    nvlink_links: int | None = None  # active ones
+    nvlink_links: int | None = None  # active links
     processes: tuple[GpuProcess, ...] | None = None
     is_unified_memory: bool = False
-    is_under_windows: bool = False  # WSL: the desktop holds some of the memory, and no process can be seen
+    is_under_windows: bool = False  # WSL: the desktop holds some memory; processes are not visible
 
     @property
     def is_memory_shared(self) -> bool:
-        """Others that NVML does not show hold and move memory all the time, so that its amount alone says little."""
+        """Whether processes that NVML does not list share this memory, so that the used amount alone says little."""
         return self.is_unified_memory or self.is_under_windows
 
     @property
     def is_idle(self) -> bool:
-        """Nobody computes on it, as far as the driver tells, and no memory is held that a desktop does not explain."""
+        """Whether no compute process is listed and no memory is used beyond what a desktop explains."""
         processes = self.processes or ()
         if any(not one.is_graphics for one in processes):
             return False
@@ -66,40 +66,40 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The GPUs this process may use, and what stands in the way."""
+    """The GPUs this process may use, and why others are missing."""
 
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
-    cuda: str | None = None  # the newest CUDA the driver serves
-    problem: str | None = None  # why there are none, or what NVML would not say
-    uuids: tuple[str, ...] = ()  # of every physical GPU that answered, also of those that are not visible
+    cuda: str | None = None  # newest CUDA version the driver supports
+    problem: str | None = None  # why GPUs or facts about them are missing
+    uuids: tuple[str, ...] = ()  # every physical GPU that responded, including hidden ones
 
 
-def visible_gpus(gpus: Sequence[Gpu], setting: str | None) -> tuple[tuple[Gpu, ...], str | None]:
-    """Return what ``CUDA_VISIBLE_DEVICES=setting`` shows of the GPUs, in its order, and a sentence about what it hides.
+def visible_gpus(gpus: Sequence[Gpu], value: str | None) -> tuple[tuple[Gpu, ...], str | None]:
+    """Apply ``CUDA_VISIBLE_DEVICES=value``: return the visible GPUs in its order, and a warning if entries are invalid.
 
-    CUDA's rules: unset shows all; the first entry's kind (number, ``GPU-`` prefix, ``MIG-`` name) is that of all; the
-    first entry that names no device ends the list; a device named twice empties it; a number is read up to its first
-    other character; the number of a GPU that is split into MIG devices means its first one.
+    CUDA's rules: unset (None) shows all; every entry must be of the first one's kind (number, ``GPU-`` prefix or
+    ``MIG-`` name); the first invalid entry ends the list; a duplicate empties it; a number is read up to its first
+    non-digit; the number of a GPU in MIG mode means its first MIG device.
     """
-    if setting is None:
+    if value is None:
         return tuple(gpus), None
-    shown: list[Gpu] = []
-    for entry in (part.strip() for part in setting.split(",")):
-        gpu = _named(gpus, entry) if _kind(entry) == _kind(setting.strip()) else None
+    visible: list[Gpu] = []
+    for entry in (part.strip() for part in value.split(",")):
+        gpu = _named(gpus, entry) if _kind(entry) == _kind(value.strip()) else None
         if gpu is None:
-            complaint = f"CUDA_VISIBLE_DEVICES={setting!r} shows no GPU from {entry!r} on"
-            return tuple(shown), complaint if setting.strip() else "CUDA_VISIBLE_DEVICES is empty and hides every GPU"
-        if gpu in shown:
-            return (), f"CUDA_VISIBLE_DEVICES={setting!r} names GPU {gpu.index} twice, for which CUDA shows none"
-        shown.append(gpu)
-    return tuple(shown), None
+            warning = f"CUDA_VISIBLE_DEVICES={value!r} shows no GPU from {entry!r} on"
+            return tuple(visible), warning if value.strip() else "CUDA_VISIBLE_DEVICES is empty and hides every GPU"
+        if gpu in visible:
+            return (), f"CUDA_VISIBLE_DEVICES={value!r} names GPU {gpu.index} twice, for which CUDA shows none"
+        visible.append(gpu)
+    return tuple(visible), None
 
 
 def visible_setting(gpus: Sequence[Gpu]) -> dict[str, str]:
-    """Return the environment in which a trial sees exactly these GPUs.
+    """Return the environment variables that make exactly these GPUs visible.
 
-    Numbers where possible: vLLM up to 0.9 reads ``CUDA_VISIBLE_DEVICES`` with ``int()``. Numbers need the PCI order.
+    Uses indices where possible, in PCI order: vLLM up to 0.9 reads ``CUDA_VISIBLE_DEVICES`` with ``int()``.
     """
     names = (gpu.uuid if gpu.parent_uuid else str(gpu.index) for gpu in gpus)
     return {"CUDA_VISIBLE_DEVICES": ",".join(names), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -108,10 +108,11 @@ def visible_setting(gpus: Sequence[Gpu]) -> dict[str, str]:
 def choose(
     inventory: Inventory, count: int, wanted: Sequence[str] | None = None, taken: Collection[str] = ()
 ) -> tuple[Gpu, ...]:
-    """Take ``count`` GPUs of one type: idle ones first, then those that hold the least (the caller waits for them).
+    """Choose ``count`` GPUs of one type: idle ones first, then those with the least memory in use.
 
-    ``wanted``: numbers or UUIDs (their beginnings) to choose from; ``taken``: UUIDs that another prober has leased.
-    Raises UsageError where this machine can never serve the wish, NotReady where it cannot now.
+    ``wanted``: indices or UUID prefixes to choose from; ``taken``: UUIDs leased by other probers. Busy GPUs may be
+    returned: the caller waits for them. Raises UsageError if this machine can never satisfy the request, NotReady if
+    it cannot now.
     """
     if not inventory.gpus:
         raise NotReady(inventory.problem or "no GPU is visible")
@@ -147,7 +148,7 @@ def _named(gpus: Iterable[Gpu], entry: str) -> Gpu | None:
 
 
 def _resolve(gpus: Sequence[Gpu], wanted: Sequence[str]) -> tuple[Gpu, ...]:
-    """Return the GPUs the user named; each entry must name exactly one."""
+    """Return the GPUs named by ``--gpus``; each entry must name exactly one."""
     found: list[Gpu] = []
     for entry in wanted:
         matches = [gpu for gpu in gpus if entry == str(gpu.index) or (len(entry) > 4 and gpu.uuid.startswith(entry))]
@@ -161,9 +162,9 @@ def _resolve(gpus: Sequence[Gpu], wanted: Sequence[str]) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def _too_few(inventory: Inventory, have: int, count: int, is_wish: bool) -> str:
+def _too_few(inventory: Inventory, have: int, count: int, is_requested: bool) -> str:
     need = f"--tp {count} needs {count}"
-    if is_wish:
+    if is_requested:
         return f"--gpus names {have} GPU{'s' * (have != 1)}, {need}"
     if have < len(inventory.uuids):
         return f"CUDA_VISIBLE_DEVICES shows {have} of this machine's {len(inventory.uuids)} GPUs, {need}"
@@ -180,7 +181,7 @@ def _without_mig(gpus: Sequence[Gpu], count: int) -> tuple[Gpu, ...]:
 
 
 def _by_type(gpus: Iterable[Gpu]) -> list[tuple[Gpu, ...]]:
-    """Group by name and memory (two cards of one name may differ in memory), in the order of first appearance."""
+    """Group by name and memory (cards of one name may differ in memory), in order of first appearance."""
     groups: dict[tuple[str, int | None], list[Gpu]] = {}
     for gpu in gpus:
         gib = None if gpu.memory_total_bytes is None else round(gpu.memory_total_bytes / 2**30)

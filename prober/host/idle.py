@@ -1,8 +1,7 @@
-"""Is a GPU at rest before a trial, and is its memory back after one; whom do we wait for.
+"""Wait for GPUs to be idle before a trial and for their memory to be released after it.
 
-Before the first trial, at rest means: nobody computes on it, no memory is held that a desktop does not explain, and the
-figure stands still. From then on it means: back at that baseline. What the driver does not tell cannot be waited for;
-it is said once.
+Before the first trial, idle means: no compute process, no memory in use beyond what a desktop explains, and a stable
+amount. Afterwards it means: back at that baseline. Facts that the driver does not report are not waited for.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from prober.records import NotReady
 
 POLL_SECONDS = 0.5
 TOLERANCE_BYTES = 64 * MIB
-# Memory shared with a host or a desktop moves by itself: smaller differences mean nothing there.
+# Memory shared with the host or a desktop fluctuates: smaller differences mean nothing.
 SHARED_TOLERANCE_BYTES = 1024 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The memory of a set of GPUs at rest, by UUID. A figure that the driver does not tell is absent."""
+    """Memory in use on a set of idle GPUs, in bytes by UUID; absent where the driver does not report it."""
 
     used_bytes: Mapping[str, int] = field(default_factory=dict)
-    others_bytes: Mapping[str, int] = field(default_factory=dict)  # of it, what others' visible processes held
+    others_bytes: Mapping[str, int] = field(default_factory=dict)  # of which other users' visible processes
 
     @property
     def total_used_mib(self) -> int:
@@ -44,25 +43,25 @@ def wait_until_idle(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Baseline:
-    """Wait until every GPU of the set is at rest and return what it holds then.
+    """Wait until every GPU of the set is idle and return the memory in use then.
 
-    ``report`` is told, whenever it changes, whom we wait for. Raises NotReady after the limit, with the processes and
-    the command to look at them, or with the driver's complaint where a GPU is gone.
+    Calls ``report`` whenever the cause of the wait changes. Raises NotReady after ``limit_seconds``, naming the
+    processes and a command to inspect them, or the driver's error if a GPU disappeared.
     """
     until = clock() + limit_seconds
-    said: object = None
+    reported: object = None
     before: Inventory | None = None
     while True:
         now = read()
         missing, gpus = _find(now, uuids)
         busy = tuple(gpu for gpu in gpus if not _is_at_rest(gpu, baseline))
         why = missing or "; ".join(f"GPU {gpu.index}: {describe(gpu)}" for gpu in busy)
-        if not why and (baseline is not None or _stands_still(before, gpus)):
+        if not why and (baseline is not None or _is_stable(before, gpus)):
             return _baseline(gpus, baseline)
-        if why and said != (said := missing or _who(busy)):
+        if why and reported != (reported := missing or _who(busy)):
             report(f"waiting for {why}")
         if clock() >= until:
-            raise NotReady(f"waited {limit_seconds:.0f} s for {why or 'GPU memory to stand still'}; {_look(busy)}")
+            raise NotReady(f"waited {limit_seconds:.0f} s for {why or 'GPU memory to stand still'}; {_inspect(busy)}")
         before = now
         sleep(min(POLL_SECONDS, max(0.0, until - clock())))
 
@@ -76,7 +75,7 @@ def wait_for_return(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, int]:
-    """Wait after a trial until its memory is back; return what is still missing after the limit (see ``leak``)."""
+    """Wait until a trial's memory is released; return what is still held after the limit (see `leak`)."""
     until = clock() + limit_seconds
     has_reported = False
     while True:
@@ -93,9 +92,9 @@ def wait_for_return(
 
 
 def leak(before: Baseline, after: Inventory) -> dict[str, int]:
-    """Return for each GPU the bytes held beyond its baseline: 0 within the tolerance, absent where nobody tells.
+    """Return the bytes held beyond the baseline, by UUID: 0 within the tolerance, absent where not reported.
 
-    What processes of others have taken since the baseline is theirs, not a leak.
+    Memory that other users' processes took since the baseline is not a leak.
     """
     leaked = {}
     for gpu in after.gpus:
@@ -108,7 +107,7 @@ def leak(before: Baseline, after: Inventory) -> dict[str, int]:
 
 
 def newcomers(before: Baseline, now: Inventory) -> str | None:
-    """Name others who have taken memory of the set since the baseline; None: nobody who is seen."""
+    """Describe other users' processes that took memory since the baseline; None if there are none."""
     for gpu in now.gpus:
         known = before.others_bytes.get(gpu.uuid)
         if known is not None and _others_bytes(gpu) - known > _tolerance(gpu):
@@ -118,19 +117,19 @@ def newcomers(before: Baseline, now: Inventory) -> str | None:
 
 
 def stale_processes() -> list[LeftOver]:
-    """List what earlier trials of ours have left behind: marked as a trial's, started by a prober that is dead."""
+    """List leftover processes of earlier trials: tagged as a trial's, started by a prober that is dead."""
     return processes.left_over()
 
 
 def end_stale() -> tuple[list[LeftOver], list[LeftOver]]:
-    """End exactly those left-overs; return what was ended and what still lives."""
+    """Kill those leftovers; return the killed ones and those still alive."""
     found = stale_processes()
     alive = processes.end(found)
     return [one for one in found if one not in alive], alive
 
 
 def describe(gpu: Gpu) -> str:
-    """Say in a few words what a GPU's memory is held by."""
+    """Describe what holds a GPU's memory."""
     processes = gpu.processes or ()
     held = ", ".join(_process(one) for one in processes)
     unexplained = _unexplained_bytes(gpu)
@@ -142,7 +141,7 @@ def describe(gpu: Gpu) -> str:
     return held or "nothing"
 
 
-# --- what disturbs ----------------------------------------------------------------------------------------------------
+# --- interference ----------------------------------------------------------------------------------------------------
 
 
 def _find(now: Inventory, uuids: Collection[str]) -> tuple[str | None, tuple[Gpu, ...]]:
@@ -154,7 +153,7 @@ def _find(now: Inventory, uuids: Collection[str]) -> tuple[str | None, tuple[Gpu
 
 
 def _who(busy: Iterable[Gpu]) -> object:
-    """Return what changes when there is something new to say: amounts of memory change all the time."""
+    """Return what changes only when there is something new to report: amounts of memory fluctuate."""
     return tuple((gpu.uuid, tuple(one.pid for one in gpu.processes or ())) for gpu in busy)
 
 
@@ -166,8 +165,8 @@ def _is_at_rest(gpu: Gpu, baseline: Baseline | None) -> bool:
     return gpu.memory_used_bytes <= baseline.used_bytes[gpu.uuid] + _tolerance(gpu)
 
 
-def _stands_still(before: Inventory | None, gpus: Iterable[Gpu]) -> bool:
-    """A server that was just stopped gives its memory back over seconds: one low figure is not the baseline."""
+def _is_stable(before: Inventory | None, gpus: Iterable[Gpu]) -> bool:
+    """Whether two readings agree: a stopped server releases its memory over seconds."""
     if before is None:
         return False
     earlier = {gpu.uuid: gpu.memory_used_bytes for gpu in before.gpus}
@@ -178,7 +177,7 @@ def _stands_still(before: Inventory | None, gpus: Iterable[Gpu]) -> bool:
 
 
 def _baseline(gpus: Iterable[Gpu], earlier: Baseline | None) -> Baseline:
-    """Return the figures now, but never above an earlier baseline: small leaks would otherwise add up unseen."""
+    """Return current usage, never above an earlier baseline: small leaks would otherwise add up unnoticed."""
     most = earlier.used_bytes if earlier else {}
     used = {gpu.uuid: gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None}
     return Baseline(
@@ -188,7 +187,7 @@ def _baseline(gpus: Iterable[Gpu], earlier: Baseline | None) -> Baseline:
 
 
 def _others_bytes(gpu: Gpu) -> int:
-    """Return what others' processes hold. A hidden process may be one of ours that is just ending: not counted."""
+    """Return what other users' processes hold. A hidden process may be ours and just ending: not counted."""
     return sum(one.used_bytes or 0 for one in gpu.processes or () if one.owner is Owner.OTHER)
 
 
@@ -197,13 +196,13 @@ def _tolerance(gpu: Gpu) -> int:
 
 
 def _unexplained_bytes(gpu: Gpu) -> int | None:
-    """Return what no listed process holds; None where a process's share or the total is not told."""
+    """Return what no listed process holds; None where a process's share or the total is not reported."""
     if gpu.memory_used_bytes is None or any(one.used_bytes is None for one in gpu.processes or ()):
         return None
     return gpu.memory_used_bytes - sum(one.used_bytes or 0 for one in gpu.processes or ())
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- wording ----------------------------------------------------------------------------------------------------------
 
 
 def _process(one: GpuProcess) -> str:
@@ -218,7 +217,7 @@ def _process(one: GpuProcess) -> str:
     return f"pid {one.pid}" + (f" ({details})" if details else "")
 
 
-def _look(gpus: Iterable[Gpu]) -> str:
+def _inspect(gpus: Iterable[Gpu]) -> str:
     visible = [str(one.pid) for gpu in gpus for one in gpu.processes or () if one.owner is not Owner.HIDDEN]
     if visible:
         return f"look at them with `ps -fp {','.join(dict.fromkeys(visible))}`"

@@ -1,8 +1,8 @@
-"""One prober a GPU: a lock per GPU UUID on a local disk, held for as long as the GPU is measured on.
+"""GPU leases: one lock file per GPU UUID on a local disk, held while a prober measures on the GPU.
 
-The kernel gives the lock back when its holder dies, however it dies, and children that are started (exec) do not
-inherit it. Beside each lock stands who holds it, to name them to others. Leases bind the probers of one user on one
-host (one ``/tmp``); other users and other containers are seen as neighbours only.
+The kernel releases the lock when its holder dies, and child processes (exec) do not inherit it. A file beside each
+lock names the holder. Leases work among the probers of one user on one host (one ``/tmp``); other users and containers
+are only seen as processes on the GPU.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from types import TracebackType
 from filelock import FileLock, Timeout
 
 from prober.host import processes
+from prober.host.files import replace_file
 from prober.host.gpu import Gpu, Inventory, choose
 from prober.records import NotReady
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lease."""
+    """The prober that holds a lease."""
 
     pid: int
-    start: str  # of that process, to know it from a later one of the same pid
+    start: str  # start time of the process: a pid alone can be reused
     since: str  # ISO 8601, UTC
 
     @property
-    def lives(self) -> bool:
+    def is_running(self) -> bool:
         return processes.is_running(self.pid, self.start)
 
 
@@ -47,7 +48,7 @@ class _Leased(NotReady):
 
 
 class Lease:
-    """The hold on some GPUs, given back on exit. ``gpus`` are the ones that are held."""
+    """A context manager that holds ``gpus`` until exit."""
 
     def __init__(self, gpus: Sequence[Gpu], locks: Sequence[FileLock]) -> None:
         self.gpus = tuple(gpus)
@@ -62,7 +63,7 @@ class Lease:
         self.release()
 
     def release(self) -> None:
-        """Give all of them back. Doing it twice is harmless."""
+        """Release all GPUs. Idempotent."""
         while self._locks:
             lock = self._locks.pop()
             _holder_path(Path(lock.lock_file)).unlink(missing_ok=True)
@@ -70,9 +71,9 @@ class Lease:
 
 
 def lease(gpus: Sequence[Gpu], directory: Path | None = None) -> Lease:
-    """Hold these GPUs, all or none, without waiting. A dead holder's lease is taken over.
+    """Lease these GPUs, all or none, without waiting. A dead holder's lease is taken over.
 
-    Raises NotReady, naming the holder, where another prober holds one of them.
+    Raises NotReady, naming the holder, if another prober holds one of them.
     """
     folder = _folder(directory)
     held = Lease(gpus, ())
@@ -88,7 +89,7 @@ def lease(gpus: Sequence[Gpu], directory: Path | None = None) -> Lease:
 def choose_and_lease(
     inventory: Inventory, count: int, wanted: Sequence[str] | None = None, directory: Path | None = None
 ) -> Lease:
-    """Choose among the GPUs that no other prober holds and hold them; see ``devices.choose`` for the errors."""
+    """Choose GPUs that no other prober holds and lease them. Raises as `gpu.choose` does."""
     taken: dict[str, _Leased] = {}
     while True:
         try:
@@ -102,10 +103,10 @@ def choose_and_lease(
 
 
 def holders(uuids: Sequence[str], directory: Path | None = None) -> dict[str, Holder]:
-    """Tell which GPUs are leased now, and by whom, as far as the living holders have written it down."""
+    """Return the running holders of the leased GPUs, by UUID."""
     folder = _folder(directory)
     known = ((uuid, _holder(_lock_path(folder, uuid))) for uuid in uuids)
-    return {uuid: holder for uuid, holder in known if holder is not None and holder.lives}
+    return {uuid: holder for uuid, holder in known if holder is not None and holder.is_running}
 
 
 def _lock(folder: Path, gpu: Gpu) -> FileLock:
@@ -118,10 +119,8 @@ def _lock(folder: Path, gpu: Gpu) -> FileLock:
     except OSError as error:
         raise NotReady(f"the lease of GPU {gpu.index} cannot be written ({error})") from None
     here = Holder(os.getpid(), processes.start_of(os.getpid()) or "", datetime.now(UTC).isoformat(timespec="seconds"))
-    draft = path.with_suffix(".draft")  # only the lock's holder writes it
     try:
-        draft.write_text(json.dumps(asdict(here)), encoding="utf-8")
-        draft.replace(_holder_path(path))
+        replace_file(_holder_path(path), json.dumps(asdict(here)).encode())
     except OSError as error:
         lock.release()
         raise NotReady(f"the lease of GPU {gpu.index} cannot be written ({error})") from None
@@ -129,7 +128,7 @@ def _lock(folder: Path, gpu: Gpu) -> FileLock:
 
 
 def _busy(gpu: Gpu, holder: Holder | None) -> str:
-    if holder is None or not holder.lives:
+    if holder is None or not holder.is_running:
         return f"GPU {gpu.index} ({gpu.name}) is leased to another prober that has not said who it is: try again"
     return (
         f"GPU {gpu.index} ({gpu.name}) is leased to another prober, pid {holder.pid}, since {holder.since}: "
@@ -154,10 +153,9 @@ def _holder_path(lock_path: Path) -> Path:
 
 
 def _folder(directory: Path | None) -> Path:
-    """Return the folder of the leases, ours alone.
+    """Return this user's lease directory.
 
-    Always the same place, whatever the session sets (a nightly job has another ``TMPDIR`` and no ``XDG_RUNTIME_DIR``,
-    and must still meet the prober in the terminal).
+    Does not depend on ``TMPDIR`` or ``XDG_RUNTIME_DIR``, which differ between a scheduled job and a terminal session.
     """
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -170,5 +168,5 @@ def _folder(directory: Path | None) -> Path:
     except OSError as error:
         raise NotReady(f"leases cannot be kept in {folder} ({error})") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise NotReady(f"{folder} belongs to somebody else: leases cannot be kept there; have it removed")
+        raise NotReady(f"{folder} belongs to another user, so leases cannot be kept there: have it removed")
     return folder

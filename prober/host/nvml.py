@@ -1,7 +1,7 @@
-"""The GPUs that NVML lists, and which of them to take. The only module that imports pynvml.
+"""GPU inventory from NVML. The only module that imports pynvml.
 
-Every question may be refused: no library, no driver, no permission, not supported (unified memory, MIG, WSL), GPU lost.
-A refused fact is ``None``; a refusal that a person should know of is a sentence in ``Inventory.problem``.
+Every query can fail: no library, no driver, no permission, not supported (unified memory, MIG, WSL), GPU lost. The fact
+is then ``None``; a failure the user should know of becomes a sentence in ``Inventory.problem``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from prober.records import Machine
 __all__ = ["Gpu", "GpuProcess", "Inventory", "choose", "inventory", "machine", "visible_setting"]
 
 _REFUSALS = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, UnicodeDecodeError)
-_FROM_ENVIRONMENT: Final = "\0"  # no environment variable can hold it
+_FROM_ENVIRONMENT: Final = "\0"  # not a possible value of an environment variable
 
 
 def inventory(visible: str | None = _FROM_ENVIRONMENT) -> Inventory:
-    """List the GPUs in PCI order that ``CUDA_VISIBLE_DEVICES`` (or ``visible``; None: all) lets a process use."""
+    """List the GPUs that ``CUDA_VISIBLE_DEVICES`` (or ``visible``; None: all) makes visible. Never raises."""
     if visible == _FROM_ENVIRONMENT:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
@@ -49,7 +49,7 @@ def machine(
     vllm_version: str | None = None,
     torch_version: str | None = None,
 ) -> Machine:
-    """Return what a combination is measured on. ``gpus``: the chosen ones; ``here``: where they were chosen from."""
+    """Describe the machine a combination is measured on: the chosen ``gpus`` out of the inventory ``here``."""
     here = here or Inventory()
     is_gpu = device == "cuda" and bool(gpus)
     total = gpus[0].memory_total_bytes if is_gpu else None
@@ -73,10 +73,10 @@ def machine(
 # --- reading NVML ---------------------------------------------------------------------------------------------------
 
 
-def _ask(question: Callable[..., Any], *about: Any) -> Any:
-    """Ask NVML; None when it does not answer."""
+def _query(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Query NVML; None if it fails."""
     try:
-        return question(*about)
+        return function(*arguments)
     except _REFUSALS:
         return None
 
@@ -100,29 +100,29 @@ def _listed(visible: str | None) -> Inventory:
                 problems.append(f"GPU {index} is in MIG mode and has no MIG device that this process may use")
         else:
             gpus.append(gpu)
-    shown, complaint = visible_gpus(gpus, visible)
-    if complaint:
-        problems.append(complaint)
+    usable, warning = visible_gpus(gpus, visible)
+    if warning:
+        problems.append(warning)
     if not uuids and not problems:
         problems.append("the NVIDIA driver runs and lists no GPU")
-    driver = _ask(pynvml.nvmlSystemGetDriverVersion)
-    return Inventory(shown, driver, _cuda_version(), "; ".join(problems) or None, tuple(uuids))
+    driver = _query(pynvml.nvmlSystemGetDriverVersion)
+    return Inventory(usable, driver, _cuda_version(), "; ".join(problems) or None, tuple(uuids))
 
 
 def _cuda_version() -> str | None:
-    number = _ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+    number = _query(pynvml.nvmlSystemGetCudaDriverVersion_v2)
     return None if number is None else f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _gpu(handle: Any, index: int) -> Gpu:
-    capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
-    ecc = _ask(pynvml.nvmlDeviceGetEccMode, handle)
-    mig = _ask(pynvml.nvmlDeviceGetMigMode, handle)
+    capability = _query(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    ecc = _query(pynvml.nvmlDeviceGetEccMode, handle)
+    mig = _query(pynvml.nvmlDeviceGetMigMode, handle)
     total, used, reserved, is_unified = _memory(handle)
     return Gpu(
         index=index,
-        uuid=_ask(pynvml.nvmlDeviceGetUUID, handle) or f"index-{index}",
-        name=_ask(pynvml.nvmlDeviceGetName, handle) or "unknown NVIDIA GPU",
+        uuid=_query(pynvml.nvmlDeviceGetUUID, handle) or f"index-{index}",
+        name=_query(pynvml.nvmlDeviceGetName, handle) or "unknown NVIDIA GPU",
         memory_total_bytes=total,
         memory_used_bytes=used,
         memory_reserved_bytes=reserved,
@@ -138,9 +138,9 @@ def _gpu(handle: Any, index: int) -> Gpu:
 
 
 def _mig_devices(parent_handle: Any, parent: Gpu) -> Iterator[Gpu]:
-    for number in range(_ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, parent_handle) or 0):
-        handle = _ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, parent_handle, number)
-        uuid = None if handle is None else _ask(pynvml.nvmlDeviceGetUUID, handle)
+    for number in range(_query(pynvml.nvmlDeviceGetMaxMigDeviceCount, parent_handle) or 0):
+        handle = _query(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, parent_handle, number)
+        uuid = None if handle is None else _query(pynvml.nvmlDeviceGetUUID, handle)
         if uuid is None:
             continue  # an unused slot
         total, used, reserved, _ = _memory(handle)
@@ -161,16 +161,16 @@ def _mig_devices(parent_handle: Any, parent: Gpu) -> Iterator[Gpu]:
 
 
 def _mig_name(handle: Any, parent_name: str) -> str:
-    """Return a name with the profile in it: a 1g.10gb and a 3g.40gb of one card have different ceilings."""
-    name = str(_ask(pynvml.nvmlDeviceGetName, handle) or parent_name)
-    size = _ask(pynvml.nvmlDeviceGetAttributes, handle)
+    """Return a name that includes the profile: 1g.10gb and 3g.40gb slices have different ceilings."""
+    name = str(_query(pynvml.nvmlDeviceGetName, handle) or parent_name)
+    size = _query(pynvml.nvmlDeviceGetAttributes, handle)
     if "MIG" in name or size is None:
         return name if "MIG" in name else f"{name} MIG"
     return f"{name} MIG {size.gpuInstanceSliceCount}g.{-(-size.memorySizeMB // 1024)}gb"
 
 
 def _memory(handle: Any) -> tuple[int | None, int | None, int | None, bool]:
-    """Return total, used, reserved bytes, and whether they are the host's (unified memory: NVML has no figure)."""
+    """Return total, used and reserved bytes, and whether they are the host's (unified memory is unknown to NVML)."""
     refusals = []
     for version in (pynvml.nvmlMemory_v2, None):
         try:
@@ -188,8 +188,8 @@ def _memory(handle: Any) -> tuple[int | None, int | None, int | None, bool]:
 
 
 def _power_limit_watts(handle: Any) -> float | None:
-    for question in (pynvml.nvmlDeviceGetEnforcedPowerLimit, pynvml.nvmlDeviceGetPowerManagementLimit):
-        milliwatts = _ask(question, handle)
+    for function in (pynvml.nvmlDeviceGetEnforcedPowerLimit, pynvml.nvmlDeviceGetPowerManagementLimit):
+        milliwatts = _query(function, handle)
         if milliwatts is not None:
             return float(milliwatts) / 1000
     return None
@@ -198,7 +198,7 @@ def _power_limit_watts(handle: Any) -> float | None:
 def _nvlink_links(handle: Any) -> int | None:
     states = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        state = _ask(pynvml.nvmlDeviceGetNvLinkState, handle, link)
+        state = _query(pynvml.nvmlDeviceGetNvLinkState, handle, link)
         if state is None:
             break
         states.append(state)
@@ -206,12 +206,12 @@ def _nvlink_links(handle: Any) -> int | None:
 
 
 def _processes(handle: Any) -> tuple[GpuProcess, ...] | None:
-    compute = _ask_first(
+    compute = _query_first(
         (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetComputeRunningProcesses_v2), handle
     )
     if compute is None:
         return None
-    graphics = _ask_first(
+    graphics = _query_first(
         (pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, pynvml.nvmlDeviceGetGraphicsRunningProcesses_v2), handle
     )
     graphics_pids = {one.pid for one in graphics or ()}
@@ -219,9 +219,9 @@ def _processes(handle: Any) -> tuple[GpuProcess, ...] | None:
     return tuple(_process(pid, used, pid in graphics_pids) for pid, used in sorted(found.items()))
 
 
-def _ask_first(questions: Sequence[Callable[..., Any]], about: Any) -> Any:
-    """Ask the newest form that this driver knows."""
-    answers = (_ask(question, about) for question in questions)
+def _query_first(functions: Sequence[Callable[..., Any]], handle: Any) -> Any:
+    """Query the newest variant that this driver supports."""
+    answers = (_query(function, handle) for function in functions)
     return next((answer for answer in answers if answer is not None), None)
 
 
@@ -232,7 +232,7 @@ def _process(pid: int, used: int | None, is_graphics: bool) -> GpuProcess:
 
 
 def _why_none(refusal: Exception) -> str:
-    """Say in one sentence why NVML cannot be asked, and what to do."""
+    """Explain in one sentence why NVML is unavailable, and what to do."""
     if isinstance(refusal, pynvml.NVMLError_LibraryNotFound):
         return "no NVIDIA driver library (libnvidia-ml.so.1) here: install it, or start the container with --gpus all"
     if isinstance(refusal, pynvml.NVMLError_DriverNotLoaded):

@@ -1,7 +1,7 @@
-"""Whose a process is: a trial of a living prober, a left-over of a dead one, or somebody else's.
+"""Process ownership: a trial of a running prober, a leftover of a dead one, or another process.
 
-Every process of a trial carries two variables in its environment, set when it is started: the trial's id and the prober
-that started it (pid and start). Names, users' command lines and process groups prove nothing, so they are not read.
+Every process of a trial carries two environment variables: the trial's id, and the pid and start time of its prober.
+Names, command lines and process groups prove nothing and are not read.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ PROBER_VARIABLE = "PROBER_PID"
 
 
 class Owner(StrEnum):
-    """Who started a process, as far as this process may look."""
+    """Who started a process, as far as this process can see."""
 
-    OURS = "ours"  # a trial whose prober lives
+    OURS = "ours"  # a trial whose prober runs
     OURS_LEFT_OVER = "ours_left_over"  # a trial whose prober is dead
     OTHER = "other"
-    HIDDEN = "hidden"  # the driver names a pid that shows nothing here: in another container, or just ending
+    HIDDEN = "hidden"  # a pid reported by the driver but not visible here: in another container, or just ending
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOver:
-    """A process of one of our own trials whose prober is dead."""
+    """A process of a trial whose prober is dead."""
 
     pid: int
     start: str
@@ -39,17 +39,17 @@ class LeftOver:
 
 
 def tag(trial: str) -> dict[str, str]:
-    """Return the variables that mark every process of a trial as ours.
+    """Return the environment variables that tag every process of a trial.
 
-    ``SPT_NOENV`` keeps setproctitle (vLLM and Ray rename their processes with it) from writing the new title over the
-    environment in ``/proc``, where the mark is read.
+    ``SPT_NOENV`` keeps setproctitle (used by vLLM and Ray) from overwriting the environment in ``/proc``, where the tag
+    is read.
     """
     pid = os.getpid()
     return {TRIAL_VARIABLE: trial, PROBER_VARIABLE: f"{pid}:{start_of(pid)}", "SPT_NOENV": "1"}
 
 
 def start_of(pid: int) -> str | None:
-    """Return when the process started, in clock ticks since boot (not moved by a clock jump); None: no such process."""
+    """Return the process's start time in clock ticks since boot (immune to clock changes); None if not running."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -59,15 +59,15 @@ def start_of(pid: int) -> str | None:
 
 
 def is_running(pid: int, start: str) -> bool:
-    """Tell whether that very process lives: a pid alone may have been given to another one."""
+    """Whether the process with this pid and start time runs: a pid alone can be reused."""
     now = start_of(pid)
     return now is not None and now == start
 
 
 def owner_of(pid: int) -> Owner:
-    """Tell whose a process is. What may not be looked at, or lives in another pid namespace, is another's.
+    """Return who owns a process; OTHER if it cannot be inspected or is in another pid namespace.
 
-    A process that is ending has lost its environment before its GPU memory is free: it is hidden, not another's.
+    An ending process loses its environment before its GPU memory is released: it is HIDDEN, not OTHER.
     """
     if not psutil.pid_exists(pid):
         return Owner.HIDDEN
@@ -75,7 +75,7 @@ def owner_of(pid: int) -> Owner:
 
 
 def left_over() -> list[LeftOver]:
-    """List the processes of our own earlier trials whose prober is dead, in the order of their pids."""
+    """List the processes of earlier trials whose prober is dead, ordered by pid."""
     found = []
     for pid in psutil.pids():
         owner, trial = _owner_and_trial(pid)
@@ -86,7 +86,7 @@ def left_over() -> list[LeftOver]:
 
 
 def name_of(pid: int) -> str | None:
-    """Return the process's short name; None: it is gone or not ours to see."""
+    """Return the process's short name; None if it is gone or inaccessible."""
     try:
         return psutil.Process(pid).name()
     except psutil.Error:
@@ -94,9 +94,9 @@ def name_of(pid: int) -> str | None:
 
 
 def end(processes: list[LeftOver], grace_seconds: float = 5.0) -> list[LeftOver]:
-    """Kill exactly these processes and return those that still live after the grace.
+    """Kill these processes and return those still alive after ``grace_seconds``.
 
-    Each is looked at again right before: only what is still a left-over with the same start is touched.
+    Each is checked again first: only a process that is still a leftover with the same start time is killed.
     """
     for one in processes:
         if is_running(one.pid, one.start) and _owner_and_trial(one.pid)[0] is Owner.OURS_LEFT_OVER:
@@ -132,5 +132,5 @@ def _owner_and_trial(pid: int) -> tuple[Owner, str]:
 
 
 def _shares_pid_namespace(pid: int) -> bool:
-    """In another namespace the prober's pid, as written in the mark, means another process or none."""
+    """In another pid namespace the prober's pid from the tag means another process or none."""
     return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")

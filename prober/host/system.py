@@ -1,4 +1,4 @@
-"""What the host is: its CPU, its memory, and a name for it that tells nobody who it belongs to."""
+"""Host facts: CPU, memory, and an anonymous machine hash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONTAINER_MARKS = (".dockerenv", "run/.containerenv")
 
 
 def cpu_name(root: Path = Path("/")) -> str:
-    """Return the CPU's name as the kernel gives it; the architecture where it gives none (many ARM servers)."""
+    """Return the CPU's name from the kernel; the architecture if there is none (many ARM servers)."""
     try:
         text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -29,13 +29,13 @@ def cpu_name(root: Path = Path("/")) -> str:
 
 
 def memory_total_bytes(root: Path = Path("/")) -> int:
-    """Return the memory this process may use: the host's, or the control group's limit where that is lower."""
+    """Return the memory this process may use: the host's, or the cgroup limit if lower."""
     limits = [most for group in _groups(root) for most in _limit(group)]
     return min([int(psutil.virtual_memory().total), *limits])
 
 
 def memory_available_bytes(root: Path = Path("/")) -> int:
-    """Return the memory that can be taken without swapping, within the control group's limit."""
+    """Return the memory available without swapping, within the cgroup limit."""
     left = [int(psutil.virtual_memory().available)]
     for group in _groups(root):
         for most in _limit(group):
@@ -45,7 +45,7 @@ def memory_available_bytes(root: Path = Path("/")) -> int:
 
 
 def is_wsl(root: Path = Path("/")) -> bool:
-    """Tell whether this is Linux under Windows, whose GPU is the desktop's, too, and whose processes stay unseen."""
+    """Whether this is WSL: the desktop shares the GPU, and its processes are not visible."""
     try:
         return "microsoft" in (root / "proc/sys/kernel/osrelease").read_text(encoding="ascii").lower()
     except (OSError, UnicodeDecodeError):
@@ -53,14 +53,14 @@ def is_wsl(root: Path = Path("/")) -> bool:
 
 
 def is_container(root: Path = Path("/")) -> bool:
-    """Tell whether this looks like a container, whose ``/etc/machine-id`` may be the image's."""
+    """Whether this looks like a container, where ``/etc/machine-id`` may come from the image."""
     return "KUBERNETES_SERVICE_HOST" in os.environ or any((root / mark).exists() for mark in _CONTAINER_MARKS)
 
 
 def machine_hash(gpu_uuids: Sequence[str] = (), root: Path = Path("/")) -> str:
-    """Return 12 hex digits, stable for one machine, from which neither host name nor id can be read back.
+    """Return 12 hex digits, stable for one machine, that do not reveal its host name or id.
 
-    From the machine id; in a container (its id may be that of the image, shared by many hosts) from the GPUs first.
+    Derived from the machine id; in a container (whose id may come from the image) from the GPU UUIDs if there are any.
     """
     try:
         machine_id = (root / "etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
@@ -73,12 +73,12 @@ def machine_hash(gpu_uuids: Sequence[str] = (), root: Path = Path("/")) -> str:
 
 
 def salted(identities: Sequence[str]) -> str:
-    """Return 12 hex digits that are the same for the same identities and do not tell them."""
+    """Return 12 hex digits of a salted hash of the identities."""
     return hashlib.sha256(f"{_SALT}:{','.join(identities)}".encode()).hexdigest()[:12]
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Yield the memory control groups this process is in, innermost first: a batch system limits some level of them."""
+    """Yield this process's memory cgroups, innermost first: a batch system may set the limit at any level."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -97,7 +97,7 @@ def _limit(group: Path) -> list[int]:
 
 
 def _number(path: Path) -> list[int]:
-    """Return the file's number, or nothing: no such file, or ``max``."""
+    """Return the file's number; nothing if the file is missing or says ``max``."""
     try:
         return [int(path.read_text(encoding="ascii"))]
     except (OSError, ValueError):
@@ -105,7 +105,7 @@ def _number(path: Path) -> list[int]:
 
 
 def _reclaimable(path: Path) -> int:
-    """Return the page cache that the kernel gives back when memory is short."""
+    """Return the page cache that the kernel reclaims when memory is short."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,8 +1,7 @@
-"""A folder of this prober's own, for what its trials write; and the end of those that killed probers have left."""
+"""Private temporary directories for trials, and removal of those that killed probers left behind."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import stat
@@ -12,37 +11,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 PREFIX = "prober-trials-"
-SETTLED_SECONDS = 60.0  # a younger one may not be locked yet
+LOCK_NAME = ".lock"
+SETTLED_SECONDS = 60.0  # a younger directory may not be locked yet
 
 
 @contextmanager
 def private_folder(parent: Path) -> Iterator[Path]:
-    """Yield an empty folder that only we can read, gone afterwards; those that killed probers have left go, too.
+    """Yield a new directory that only this user can read, and remove it afterwards.
 
-    A lock says that its prober lives: it holds across containers that share the parent.
+    Also removes the directories of dead probers. The kernel releases a directory's lock when its prober dies, and the
+    lock is visible across containers that share ``parent``.
     """
     remove_left_over(parent)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(handle)
+    with FileLock(folder / LOCK_NAME, timeout=0, thread_local=False):
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_left_over(parent: Path) -> None:
-    """Remove our own private folders whose prober is dead. A new one may not be locked yet: it is left alone."""
+    """Remove this user's private directories whose prober is dead."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):
+        with suppress(OSError, Timeout):
             found = folder.lstat()
             is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
             if is_ours and time.time() - found.st_mtime > SETTLED_SECONDS:
-                handle = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with FileLock(folder / LOCK_NAME, timeout=0, thread_local=False):
                     shutil.rmtree(folder, ignore_errors=True)
-                finally:
-                    os.close(handle)

@@ -12,6 +12,7 @@ from prober.records import Ceiling, Combination, CompileState, Entrypoint, Outco
 from prober.redact import Scrubber, secrets_in
 from prober.results import serve_command
 from prober.results.schema import CeilingKind, Row
+from prober.results.table import text_table
 from prober.search.interpret import answer_of_trial, leaves_too_little
 from prober.search.next_length import Answer
 
@@ -174,11 +175,7 @@ def table(answers: Sequence[tuple[Ceiling, Row]]) -> str:
         numbers = (row.max_model_len, ceiling.bracket.refused, ceiling.launches)
         cells = ("" if number is None else f"{number:,}" for number in numbers)
         lines.append([describe_with_flags(ceiling.combination), str(ceiling.status), *cells])
-    first, second, *rest = (max(map(len, column)) for column in zip(*lines, strict=True))
-    return "\n".join(
-        "  ".join([name.ljust(first), status.ljust(second), *map(str.rjust, numbers, rest)])
-        for name, status, *numbers in lines
-    )
+    return text_table(lines, numbers={2, 3, 4})
 
 
 def to_json(answers: Sequence[tuple[Ceiling, Row]]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from prober.report.rows import HEADINGS, lines_of
 from prober.results.schema import Row
+from prober.results.table import markdown_table
 from prober.results.text import printable
 
 _PLAIN = re.compile(r"[\w .,·≥–-]*")
@@ -15,13 +16,13 @@ _IN_CODE = {"model"}
 
 def markdown_of(rows: Iterable[Row]) -> str:
     """Write one line a row. Nothing in a row can break the table, make a link, a mention or markup."""
-    head = "| " + " | ".join(heading.label.replace("_", r"\_") for heading in HEADINGS) + " |"
-    rule = "|" + "|".join("---:" if heading.is_number else "---" for heading in HEADINGS) + "|"
-    table = [
-        "| " + " | ".join(_cell(heading.key, text) for heading, text in zip(HEADINGS, line.cells, strict=True)) + " |"
+    headings = [heading.label.replace("_", r"\_") for heading in HEADINGS]
+    numbers = {index for index, heading in enumerate(HEADINGS) if heading.is_number}
+    lines = (
+        [_cell(heading.key, text) for heading, text in zip(HEADINGS, line.cells, strict=True)]
         for line in lines_of(rows)
-    ]
-    return "\n".join([head, rule, *table]) + "\n"
+    )
+    return markdown_table(headings, lines, numbers) + "\n"
 
 
 def _cell(key: str, text: str) -> str:

@@ -1,12 +1,11 @@
-"""An answer as text: a table for the terminal, JSON for programs.
+"""Lookup results as text: a table for the terminal, JSON for programs.
 
-Pure. Age and version distance always stand beside a number; what is not proven never looks as if it were.
+Pure. Every number comes with its age and version distance; unproven lengths are labelled as such.
 """
 
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections import Counter
 from typing import Any
 
@@ -14,6 +13,7 @@ from prober.records import Source, Status
 from prober.results.query import Grade, Hit, LookupResult
 from prober.results.schema import Row, to_values
 from prober.results.serve_command import Unproven, flags
+from prober.results.table import text_table
 from prober.results.text import printable
 
 _TITLES = {
@@ -23,12 +23,12 @@ _TITLES = {
     Grade.REPORTED: "Not measured by the prober, only reported (a start proves no service):",
 }
 _HEADINGS = ("model", "GPU", "TP", "PP", "util", "KV dtype", "vLLM", "max_model_len", "starts", "status", "age", "")
-_SHOWN = _HEADINGS.index("max_model_len")  # so many columns say what a row is about
+_SUBJECT_COLUMNS = _HEADINGS.index("max_model_len")  # the columns before it identify a row
 _NUMBERS = {2, 3, 4, 7, 8}
 
 
 def to_json(answer: LookupResult) -> str:
-    """Write the answer as one JSON object; every hit carries its whole row."""
+    """Write the result as one JSON object; every hit includes its whole row."""
     return json.dumps(
         {
             "found": answer.is_found,
@@ -60,14 +60,16 @@ def _hit_values(hit: Hit) -> dict[str, Any]:
 
 
 def render_table(answer: LookupResult) -> str:
-    """Write the answer for a terminal, one block per grade; control characters in names are replaced."""
+    """Write the result for a terminal, one table per grade, with control characters replaced."""
     if not answer.is_found:
         return _render_nothing(answer)
     blocks = []
     for grade in Grade:
         hits = [hit for hit in answer.hits if hit.grade is grade]
         if hits:
-            blocks.append("\n".join([_TITLES[grade], *_table([_HEADINGS, *_lines(hits)]), *_remarks(hits)]))
+            blocks.append(
+                "\n".join([_TITLES[grade], text_table([_HEADINGS, *_lines(hits)], _NUMBERS), *_remarks(hits)])
+            )
     return "\n\n".join(blocks) + "\n"
 
 
@@ -88,11 +90,11 @@ def _render_nothing(answer: LookupResult) -> str:
 
 
 def _lines(hits: list[Hit]) -> list[tuple[str, ...]]:
-    """One line a hit. Where several would look alike, each ends with the settings that tell them apart."""
+    """One line per hit. Hits that would look identical end with the settings that distinguish them."""
     lines = [_cells(hit) for hit in hits]
-    alike = Counter(line[:_SHOWN] for line in lines)
+    alike = Counter(line[:_SUBJECT_COLUMNS] for line in lines)
     return [
-        (*line[:-1], f"{line[-1]}  {_settings(hit.row)}".rstrip()) if alike[line[:_SHOWN]] > 1 else line
+        (*line[:-1], f"{line[-1]}  {_settings(hit.row)}".rstrip()) if alike[line[:_SUBJECT_COLUMNS]] > 1 else line
         for hit, line in zip(hits, lines, strict=True)
     ]
 
@@ -167,21 +169,3 @@ def _remarks(hits: list[Hit]) -> list[str]:
         if hit.row.notes and hit.row.source is Source.MEASURED:
             remarks.append(f"{name}: {hit.row.notes}")
     return [f"  {printable(remark)}" for remark in dict.fromkeys(remarks)]
-
-
-def _table(lines: list[tuple[str, ...]]) -> list[str]:
-    texts = [[printable(cell) for cell in line] for line in lines]
-    widths = [max(map(_width, cells)) for cells in zip(*texts, strict=True)]
-    return [
-        "  ".join(_padded(cell, widths[i], i in _NUMBERS) for i, cell in enumerate(line)).rstrip() for line in texts
-    ]
-
-
-def _padded(cell: str, width: int, is_number: bool) -> str:
-    gap = " " * (width - _width(cell))
-    return gap + cell if is_number else cell + gap
-
-
-def _width(text: str) -> int:
-    """Columns on a terminal: wide East Asian characters and emoji take two, combining marks none."""
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 0 if unicodedata.combining(c) else 1 for c in text)

@@ -1,7 +1,7 @@
-"""The text of matrix.csv: records in, records out, and which of two rows about the same thing stands.
+"""Read and write the text of matrix.csv, and decide which of two rows with the same key is kept.
 
-Pure. A record that is not touched keeps its text byte for byte, so that a diff in git shows what was measured and
-nothing else. Line ends are LF; a cell is quoted only where it must be.
+Pure. An unchanged record keeps its text byte for byte, so that a git diff shows only what was measured. Line ends are
+LF; cells are quoted only if necessary.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prober.records import NotReady, Source, Status, Verify
-from prober.results.schema import COLUMNS, HEADER, POSITION, SCHEMA_VERSION, Row, to_cells
+from prober.results.schema import COLUMNS, HEADER, POSITION, SCHEMA_VERSION, Row, current_names, to_cells
 
 CONFLICT_MARKS = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
 _SOURCES = tuple(Source)
@@ -27,12 +27,12 @@ Cells = list[str]
 
 
 class ForeignMatrix(NotReady):
-    """The file is not a matrix that this version reads; the message says what to do."""
+    """The file is not a matrix that this version can read; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class CsvRecord:
-    """One record of the file: what it is about, its cells in the order of ``HEADER``, and its text with line end."""
+    """One record: its key, its cells in the order of ``HEADER``, and its text including the newline."""
 
     key: Key
     cells: Cells
@@ -46,7 +46,7 @@ def record_of(row: Row) -> CsvRecord:
 
 
 def row_key(row: Row) -> Key:
-    """Say what a row is about: combination, vLLM version, devices and machine (and, if reported, by whom)."""
+    """Return the row's key: combination, vLLM version, devices and machine; for reported rows also the URL."""
     return _key(to_cells(row))
 
 
@@ -71,17 +71,17 @@ HEADER_LINE = _line(HEADER)
 
 
 def read_cells(text: str, name: str = "matrix.csv") -> Iterator[Cells]:
-    """Yield the cells of each record, in the order of ``HEADER``, whatever order and age the file has.
+    """Yield the cells of each record in the order of ``HEADER``, from any column order and earlier schema version.
 
-    Raises ``ForeignMatrix`` for a file that was not written by a prober, was written by a newer one, or holds the
-    marks of a git conflict. Empty text is an empty matrix.
+    Raises ``ForeignMatrix`` for a file that was not written by a prober, was written by a newer one, or contains git
+    conflict markers. Empty text is an empty matrix.
     """
     for cells, _ in _scan(io.StringIO(text, newline="\n"), name):
         yield cells
 
 
 def read_records(text: str, name: str = "matrix.csv") -> list[CsvRecord]:
-    """Read every record, sorted; each keeps its text where the file is in today's form. Errors as ``read_cells``."""
+    """Read every record, sorted; records in the current format keep their text. Raises as ``read_cells`` does."""
     lines = list(io.StringIO(text, newline="\n"))
     verbatim = text.startswith(HEADER_LINE) and text.endswith("\n") and "\r" not in text
     records, start = [], 1
@@ -110,7 +110,7 @@ def _scan(lines: Iterator[str], name: str) -> Iterator[tuple[Cells, int]]:
                 continue
             ours = cells if order is None else [cells[i] if i is not None else "" for i in order]
             _refuse_newer(ours[_VERSION_CELL], name)
-            if order is not None:  # in today's columns it is a record of today's version
+            if order is not None:  # rewritten in the current columns, it has the current version
                 ours[_VERSION_CELL] = _THIS_VERSION
             yield ours, reader.line_num
     except csv.Error as error:
@@ -120,14 +120,15 @@ def _scan(lines: Iterator[str], name: str) -> Iterator[tuple[Cells, int]]:
 def _bad_record(cells: Cells, line: int, name: str) -> str:
     if cells and cells[0].startswith(CONFLICT_MARKS):
         return f"{name}, line {line}: a git conflict is left in the file; run `prober merge` on it."
-    return f"{name}, line {line}: the row has not as many cells as the header; restore the file from git."
+    return f"{name}, line {line}: the number of cells differs from the header; restore the file from git."
 
 
 def _order(header: Cells, name: str) -> list[int | None] | None:
-    """Say where each of our columns stands in the file; None: exactly as we write it."""
+    """Return the position of each column of ``HEADER`` in the file; None: exactly as written here."""
     if tuple(header) == HEADER:
         return None
-    names = [header[0].removeprefix("\ufeff"), *header[1:]] if header else []  # a spreadsheet adds the mark
+    # A spreadsheet adds the byte order mark.
+    names = current_names([header[0].removeprefix("\ufeff"), *header[1:]]) if header else []
     if names and names[0].startswith(CONFLICT_MARKS):
         raise ForeignMatrix(f"{name}: a git conflict is left in the file; run `prober merge` on it.")
     if not set(names) >= _REQUIRED or len(set(names)) != len(names):
@@ -157,22 +158,22 @@ def _sort_key(record: CsvRecord) -> tuple[Key, str]:
 
 
 def render(records: Iterable[CsvRecord]) -> str:
-    """Write the whole file: the header, then the records, sorted."""
+    """Write the whole file: header and sorted records."""
     return HEADER_LINE + "".join(record.text for record in sorted(records, key=_sort_key))
 
 
 def stands_before(new: Row, old: Row) -> bool:
-    """Say whether ``new`` replaces ``old``, both about the same thing.
+    """Whether ``new`` replaces ``old``, which has the same key.
 
     Measured beats imported beats reported. Within one source the newest proof wins: a row that proves less (an
-    inconclusive search, a start without a full-length request) never pushes out one that proves more.
+    inconclusive search, a start without a full-length request) never replaces one that proves more.
     """
     rank = (-_SOURCES.index(new.source), proof(new), new.measured_at or "")
     return rank >= (-_SOURCES.index(old.source), proof(old), old.measured_at or "")
 
 
 def proof(row: Row) -> int:
-    """Say how much a row proves: 3 a settled ceiling or that there is none, 2 a lower bound, 1 a start, 0 nothing."""
+    """Rank what a row proves: 3 a settled ceiling or that nothing fits, 2 a lower bound, 1 a start, 0 nothing."""
     if row.status in (Status.DOES_NOT_FIT, Status.UNSTABLE):
         return 3
     if row.verified is Verify.FULL and row.max_model_len is not None:

@@ -1,6 +1,6 @@
-"""The description of the results folder, written from the schema: datapackage.json (Frictionless), README, licence.
+"""Documentation of the results folder, generated from the schema: datapackage.json (Frictionless), README, licence.
 
-Pure: each function returns the whole text of a file. What is committed is checked against it.
+Pure: each function returns the whole text of a file. Tests compare the committed files with it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prober.results.schema import COLUMNS, SCHEMA_VERSION, Column
+from prober.results.table import markdown_table
 
 _LICENCE = {
     "name": "CC0-1.0",
@@ -19,7 +20,7 @@ _LICENCE = {
 
 
 def pages() -> Mapping[str, str]:
-    """Name -> text of every file that describes the folder."""
+    """Return the name and text of every generated file."""
     return {"datapackage.json": datapackage(), "README.md": readme(), "LICENSE": licence()}
 
 
@@ -58,20 +59,22 @@ def _field(column: Column) -> dict[str, Any]:
 
 
 def readme() -> str:
-    """Explain the folder to somebody who found it: the files, how to read a row, every column."""
-    return _README.format(version=SCHEMA_VERSION, columns="\n".join(map(_line, COLUMNS)))
+    """Describe the files of the folder, how to read a row, and every column."""
+    return _README.format(
+        version=SCHEMA_VERSION, columns=markdown_table(("column", "type", "unit", "meaning"), map(_line, COLUMNS))
+    )
 
 
-def _line(column: Column) -> str:
+def _line(column: Column) -> tuple[str, ...]:
     notes = [column.meaning]
     if column.allowed:
         notes.append("One of " + ", ".join(f"`{value}`" for value in column.allowed))
     name = f"**{column.name}**" if column.is_key else column.name
-    return f"| {name} | {column.kind} | {column.unit or ''} | {'. '.join(notes)} |"
+    return name, column.kind, column.unit or "", ". ".join(notes)
 
 
 def licence() -> str:
-    """Give the data away: CC0-1.0."""
+    """Return the licence text: CC0-1.0."""
     return _LICENSE_TEXT
 
 
@@ -79,26 +82,26 @@ _README = """\
 # Proven ceilings of vLLM's `max_model_len`
 
 The data in this folder is in the public domain (CC0-1.0, see LICENSE). Schema version {version}.
-This page, `datapackage.json` and LICENSE are written from the prober's code: do not edit them by hand.
+This page, `datapackage.json` and LICENSE are generated from the prober's code: do not edit them by hand.
 
 | file | what it is |
 |---|---|
-| `matrix.csv` | the answers: one row for each combination and machine |
-| `trials.jsonl` | the evidence: one line for each launch, only ever appended to |
-| `datapackage.json` | every column for programs (Frictionless Table Schema) |
+| `matrix.csv` | the answers: one row per combination and machine |
+| `trials.jsonl` | the evidence: one line per launch, append-only |
+| `datapackage.json` | machine-readable description of every column (Frictionless Table Schema) |
 | `logs/` | the log of each trial; stays on the machine |
 
 ## Reading a row
 
 - An empty cell means unknown. It never means 0 or none.
-- `max_model_len` is filled only where a request of that full length was answered and one token more is refused (or the
-  model allows no more, or nobody asked for more). `starts_max_model_len` is the longest length at which the server
-  came up, which proves no service. `estimated_max_model_len` is what vLLM itself guessed.
-- `source` is `measured` (by the prober), `imported` (from somebody's log) or `reported` (in public, at `source_url`).
+- `max_model_len` is filled only if a request of that full length was answered and one token more is refused (or the
+  model allows no more, or no longer length was tried). `starts_max_model_len` is the longest length at which the server
+  started, which does not prove that it serves. `estimated_max_model_len` is vLLM's own estimate.
+- `source` is `measured` (by the prober), `imported` (from a log) or `reported` (in public, at `source_url`).
   Only `measured` rows carry proof.
 - A row is about one machine. The same card in another machine can have another ceiling.
-- A text cell that a spreadsheet would take for a formula has an apostrophe in front (and one that starts with an
-  apostrophe has a second one). `prober.read_matrix()` removes it.
+- A text cell that a spreadsheet would read as a formula is prefixed with an apostrophe (and so is one that starts with
+  an apostrophe). `prober.read_matrix()` removes it.
 
 ```python
 import pandas as pd
@@ -108,10 +111,8 @@ matrix = pd.read_csv("matrix.csv", dtype_backend="numpy_nullable", keep_default_
 
 ## Columns
 
-The names in bold say what a row is about: two rows that agree in all of them are about the same thing.
+The columns in bold are the key: rows that agree in all of them describe the same combination on the same machine.
 
-| column | type | unit | meaning |
-|---|---|---|---|
 {columns}
 """
 

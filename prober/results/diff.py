@@ -1,7 +1,7 @@
-"""Two matrices compared: what was gained, lost or changed, and whether that is a regression.
+"""Compare two matrices: rows gained, lost or changed, and whether that is a regression.
 
-Pure. Rows are paired by what they are about without the vLLM version, so that a new vLLM shows as a change, not as a
-row lost and one gained; where several versions stand, equal versions are paired first, then the newest with the newest.
+Pure. Rows are paired by key without the vLLM version, so that a new vLLM shows as a change, not as a row lost and one
+gained. With several versions, equal ones are paired first, then the newest with the newest.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from prober.records import Source, Status
 from prober.results.csv_format import row_key
 from prober.results.naming import version_order
 from prober.results.schema import KEY, Row, to_values
+from prober.results.table import markdown_table, markdown_text
 from prober.results.text import printable
 
 _VERSION_INDEX = KEY.index("vllm_version")
 
 
 class ChangeKind(StrEnum):
-    """What became of one combination on one machine."""
+    """The kind of change of one combination on one machine."""
 
-    GAINED = "gained"  # a row that was not there
-    LOST = "lost"  # a row that is no longer there
+    GAINED = "gained"  # only in the new matrix
+    LOST = "lost"  # only in the old matrix
     SHORTER = "shorter"  # the ceiling fell by more than the tolerance, or it no longer fits
     LONGER = "longer"  # the ceiling rose by more than the tolerance, or it fits now
-    UNSETTLED = "unsettled"  # a proven ceiling then, no number now (could not tell is no regression of vLLM's)
-    SETTLED = "settled"  # no number then, a proven ceiling now
+    UNSETTLED = "unsettled"  # a proven ceiling before, none now: inconclusive, not a regression
+    SETTLED = "settled"  # no proven ceiling before, one now
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,33 +42,33 @@ class Change:
 
     @property
     def row(self) -> Row:
-        """The row to name it by."""
+        """The new row, or the old one if it is lost."""
         row = self.new or self.old
         assert row is not None, "a change has a side"
         return row
 
     @property
     def share(self) -> float | None:
-        """How much the ceiling moved, as a share of the old one; None where one of them is no number."""
+        """Relative change of the ceiling; None if one of them is not proven."""
         old, new = _ceiling(self.old), _ceiling(self.new)
         return (new - old) / old if old and new is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """All differences, regressions first, and how many rows are alike within the tolerance."""
+    """All differences, regressions first, and the number of rows equal within the tolerance."""
 
     changes: tuple[Change, ...]
     alike: int
 
     @property
     def has_regression(self) -> bool:
-        """A ceiling fell, or a row is lost: somebody should look."""
+        """Whether a ceiling fell or a row is lost."""
         return any(change.kind in (ChangeKind.SHORTER, ChangeKind.LOST) for change in self.changes)
 
 
 def diff(old: Iterable[Row], new: Iterable[Row], tolerance: float = 0.0) -> Diff:
-    """Compare the measured rows of two matrices. ``tolerance`` is a share: 0.01 lets a ceiling move by 1 %."""
+    """Compare the measured rows of two matrices. ``tolerance`` is relative: 0.01 ignores changes up to 1 %."""
     changes, alike = [], 0
     for before, after in _pairs(old, new):
         kind = _kind(before, after, tolerance)
@@ -99,7 +100,7 @@ def _pairs(old: Iterable[Row], new: Iterable[Row]) -> list[tuple[Row | None, Row
 
 
 def _pair(before: list[Row], after: list[Row]) -> list[tuple[Row | None, Row | None]]:
-    """Pair the rows of one combination: equal versions, then the newest left on each side, then what is left over."""
+    """Pair the rows of one combination: equal versions, then the newest of each side, then the rest unpaired."""
     old_by, new_by = ({row.vllm_version or "": row for row in rows} for rows in (before, after))
     pairs: list[tuple[Row | None, Row | None]] = [(old_by[v], new_by[v]) for v in old_by if v in new_by]
     old_left = sorted((v for v in old_by if v not in new_by), key=version_order)
@@ -123,14 +124,14 @@ def _kind(old: Row | None, new: Row | None, tolerance: float) -> ChangeKind | No
 
 
 def _ceiling(row: Row | None) -> int | None:
-    """The proven number of tokens; 0 where it is proven not to fit at all; None where nothing is proven."""
+    """Return the proven tokens; 0 if proven not to fit at all; None if nothing is proven."""
     if row is None:
         return None
     return 0 if row.status is Status.DOES_NOT_FIT else row.max_model_len
 
 
 def render_diff(difference: Diff) -> str:
-    """Write the differences for the terminal, one a line."""
+    """Write the differences for the terminal, one per line."""
     if not difference.changes:
         return f"No difference in {difference.alike} rows.\n"
     lines = [f"{change.kind:<9}  {'  '.join(map(printable, _cells(change)))}" for change in difference.changes]
@@ -138,12 +139,14 @@ def render_diff(difference: Diff) -> str:
 
 
 def markdown_diff(difference: Diff) -> str:
-    """Write the differences as a Markdown table, for a pull request or a job's page."""
+    """Write the differences as a Markdown table, for a pull request or a CI summary."""
     if not difference.changes:
         return f"No difference in {difference.alike} rows.\n"
-    head = "| | model | GPU | TP | vLLM | max_model_len |\n|---|---|---|---:|---|---:|"
-    lines = [f"| {' | '.join(map(_escaped, (change.kind, *_cells(change))))} |" for change in difference.changes]
-    return "\n".join([head, *lines, "", f"{difference.alike} rows are alike."]) + "\n"
+    headings = ("", "model", "GPU", "TP", "vLLM", "max_model_len")
+    lines = [list(map(markdown_text, (change.kind, *_cells(change)))) for change in difference.changes]
+    return (
+        "\n".join([markdown_table(headings, lines, numbers={3, 5}), "", f"{difference.alike} rows are alike."]) + "\n"
+    )
 
 
 def diff_json(difference: Diff) -> str:
@@ -172,10 +175,3 @@ def _cells(change: Change) -> tuple[str, str, str, str, str]:
 
 def _length(row: Row) -> str:
     return f"{row.max_model_len:,}" if row.max_model_len is not None else str(row.status or "unknown").replace("_", " ")
-
-
-def _escaped(text: str) -> str:
-    plain = printable(text)
-    for mark in ("\\", "|", "`", "*", "[", "]"):
-        plain = plain.replace(mark, "\\" + mark)
-    return plain.replace("<", "&lt;")

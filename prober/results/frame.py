@@ -1,4 +1,4 @@
-"""The matrix as a pandas DataFrame. Apart, so that nothing else waits for pandas to be imported."""
+"""The matrix as a pandas DataFrame. A module of its own, so that nothing else imports pandas."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _DTYPES: dict[str, Any] = {"integer": "Int64", "number": "Float64", "string": "s
 
 
 def read_matrix(results: Path | str = "results") -> pandas.DataFrame:
-    """Read ``matrix.csv`` of a results folder, one line a row, with nullable types: unknown is ``pandas.NA``.
+    """Read ``matrix.csv`` of a results folder with nullable types: unknown is ``pandas.NA``.
 
-    Token counts, blocks and MiB are Int64, GiB and fractions Float64, all else strings as they were measured (the
-    apostrophes against spreadsheet formulas are removed). Raises ``NotReady`` for a file that is not a matrix.
+    Token counts, blocks and MiB are Int64, GiB and fractions Float64, everything else strings (without the apostrophes
+    that guard against spreadsheet formulas). Raises ``NotReady`` for a file that is not a matrix.
     """
     import pandas
 

@@ -1,6 +1,6 @@
-"""A start-up log of anybody's as a row of the matrix: what it shows, and nothing that it does not.
+"""Import rows from vLLM startup logs.
 
-Pure. A log proves that a length starts, or that it is refused for capacity; it never proves service, so
+Pure. A log proves that a length starts or is refused for capacity. It never proves that a request was served, so
 ``max_model_len`` stays empty.
 """
 
@@ -18,7 +18,7 @@ _REFUSALS = (Outcome.KV_TOO_SMALL, Outcome.NO_KV_MEMORY, Outcome.DEVICE_OOM, Out
 
 @dataclass(frozen=True, slots=True)
 class ImportFields:
-    """What the person who imports a log knows of it. ``None``: take it from the log, or leave it empty."""
+    """Facts that the user supplies about a log. ``None``: take it from the log, or leave it empty."""
 
     model: str | None = None
     model_revision: str | None = None
@@ -32,18 +32,18 @@ class ImportFields:
     source_url: str | None = None
 
 
-def import_row(verdict: Verdict, told: ImportFields, prober_version: str) -> Row:
-    """Turn the verdict of a log into a row.
+def import_row(verdict: Verdict, fields: ImportFields, prober_version: str) -> Row:
+    """Convert the verdict of a log into a row.
 
-    Raises UsageError where the log is neither a success nor a refusal for capacity, or does not say enough.
+    Raises UsageError if the log shows neither a start nor a refusal for capacity, or lacks the model or the GPU.
     """
     if verdict.outcome is not Outcome.READY and verdict.outcome not in _REFUSALS:
         raise UsageError(f"Only a start or a refusal for capacity can be imported; this log is: {verdict.outcome}.")
-    row = _what_was_asked(verdict.figures, told)
+    row = _base_row(verdict.figures, fields)
     row = _with_figures(row, verdict.figures)
     length = verdict.figures.requested_max_model_len
     if verdict.outcome is Outcome.READY:
-        # Without a length of its own the server chose one, and that is what started.
+        # Without a requested length, the server started with the one it chose.
         row = replace(row, starts_max_model_len=length or verdict.figures.estimated_max_len)
     else:
         evidence = public_text(verdict.evidence) or None
@@ -54,7 +54,7 @@ def import_row(verdict: Verdict, told: ImportFields, prober_version: str) -> Row
 
 
 def unknown(row: Row) -> tuple[str, ...]:
-    """The flags that would fill what neither the log nor the person said."""
+    """Return the flags that supply what is missing from the row."""
     flags = {
         "model_revision": "--model-revision",
         "gpu_memory_mib": "--gpu-memory-mib",
@@ -66,28 +66,28 @@ def unknown(row: Row) -> tuple[str, ...]:
     return tuple(flag for name, flag in flags.items() if getattr(row, name) is None)
 
 
-def _what_was_asked(figures: Figures, told: ImportFields) -> Row:
-    model = (told.model or figures.model or "").strip()
+def _base_row(figures: Figures, fields: ImportFields) -> Row:
+    model = (fields.model or figures.model or "").strip()
     if not model:
         raise UsageError("The log does not name the model; say it with --model.")
-    gpu = (told.gpu or "").strip()
+    gpu = (fields.gpu or "").strip()
     if not gpu:
         raise UsageError("A log does not name the device it ran on; say it with --gpu.")
-    tensor = told.tensor_parallel_size or figures.tensor_parallel_size
-    pipeline = told.pipeline_parallel_size or figures.pipeline_parallel_size
+    tensor = fields.tensor_parallel_size or figures.tensor_parallel_size
+    pipeline = fields.pipeline_parallel_size or figures.pipeline_parallel_size
     return Row(
         model=public_model(model),
-        model_revision=told.model_revision,
+        model_revision=fields.model_revision,
         gpu=gpu,
-        gpu_memory_mib=told.gpu_memory_mib,
+        gpu_memory_mib=fields.gpu_memory_mib,
         gpu_count=tensor * pipeline if tensor and pipeline else None,
         tensor_parallel_size=tensor,
         pipeline_parallel_size=pipeline,
-        gpu_memory_utilization=told.gpu_memory_utilization or figures.gpu_memory_utilization,
-        vllm_version=told.vllm_version or figures.vllm_version,
-        measured_at=told.measured_at,
+        gpu_memory_utilization=fields.gpu_memory_utilization or figures.gpu_memory_utilization,
+        vllm_version=fields.vllm_version or figures.vllm_version,
+        measured_at=fields.measured_at,
         source=Source.IMPORTED,
-        source_url=told.source_url,
+        source_url=fields.source_url,
     )
 
 

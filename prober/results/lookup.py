@@ -1,8 +1,8 @@
-"""Answer from the matrix, offline: what is known about a model, or what serves a length.
+"""Answer queries from the matrix, offline: what is known about a model, or what serves a length.
 
-Pure but for ``look_up``, which reads the file. An exact row is said to be exact; else a row that dominates the
-question is offered (same model, GPU type, parallel sizes and dtypes, measured with no more memory and no less
-load); else reports. Never another type of GPU. No pandas on this path: an answer takes a fraction of a second.
+Pure except ``look_up``, which reads the file. Prefers exact rows, then rows that bound the query (same model, GPU type,
+parallel sizes and dtypes, measured with no more memory and no less load), then reports; never another GPU type. Does
+not import pandas: a lookup takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ __all__ = [
 _ASKED = [c for c in COLUMNS if c.name in COMBINATION and c.name in Query.__dataclass_fields__ and c.name != "model"]
 _SAME = tuple(c.name for c in _ASKED if c.kind == "string")
 _SIZES = tuple(c.name for c in _ASKED if c.kind == "integer")
-# The combination, and who says so: only reported rows have an address.
+# The combination and its source: only reported rows have a URL.
 _about = itemgetter(*(POSITION[name] for name in ("source", "source_url", *SHARED_KEY)))
 _PROVEN, _STARTS, _STATUS = POSITION["max_model_len"], POSITION["starts_max_model_len"], POSITION["status"]
 _MACHINE = POSITION["machine"]
 _MODEL, _VERSION = POSITION["model"], POSITION["vllm_version"]
 _MEMORY, _COUNT = POSITION["gpu_memory_mib"], POSITION["gpu_count"]
-MOST_OF_NEED = 50  # answers to --need that are shown: the cheapest of what is proven
+MOST_OF_NEED = 50  # answers to --need: the cheapest proven ones
 _DEFAULT_UTILIZATION_CHANGED = (0, 20)  # vLLM 0.20.0: 0.92, before 0.90
 
 
 def look_up(results: Path, question: Query, now: datetime | None = None) -> LookupResult:
-    """Answer from a results folder (or a matrix file). Nothing there yet: nothing is known. Raises ``NotReady``."""
+    """Answer from a results folder or a matrix file; a missing file is an empty matrix. Raises ``NotReady``."""
     path = results / "matrix.csv" if results.is_dir() or results.suffix != ".csv" else results
     try:
         text = path.read_bytes().decode("utf-8")
@@ -65,7 +65,7 @@ def look_up(results: Path, question: Query, now: datetime | None = None) -> Look
 
 
 def answer(rows: Iterable[Row], question: Query, now: datetime) -> LookupResult:
-    """Answer from rows at hand."""
+    """Answer from rows in memory."""
     return _answer(map(to_cells, rows), question, now)
 
 
@@ -99,7 +99,7 @@ def _answer(records: Iterable[Cells], question: Query, now: datetime) -> LookupR
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without the garbage collector: nothing here is garbage yet, and it would look through every cell once more."""
+    """Disable the garbage collector, which would traverse every cell and find nothing."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -110,7 +110,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _filter(question: Query) -> Callable[[Cells], bool]:
-    """Build the coarse test that most records fail, on the cells as they are: it decides how long an answer takes."""
+    """Build a cheap filter on raw cells that rejects most records: it dominates the time of a lookup."""
     model_cell, gpu_cell = POSITION["model"], POSITION["gpu"]
     sizes = [(POSITION[name], str(getattr(question, name))) for name in _SIZES if getattr(question, name) is not None]
     models: dict[str, bool] = {}
@@ -134,7 +134,7 @@ def _filter(question: Query) -> Callable[[Cells], bool]:
 
 
 class _Group:
-    """One combination over its machines. Only the record of the lowest is kept, and becomes a row."""
+    """One combination across machines. Keeps only the record of the machine with the lowest ceiling."""
 
     __slots__ = ("highest", "lowest", "lowness", "machines")
 
@@ -165,7 +165,7 @@ def _grouped(candidates: Iterable[Cells]) -> Iterable[_Group]:
 
 
 def _hits(groups: Iterable[_Group], question: Query, reference: str | None, now: datetime) -> list[Hit]:
-    """Grade what may answer. Of what serves a length the cheapest come first, and so many of the best are enough."""
+    """Grade the candidates; for ``need`` the cheapest first, until `MOST_OF_NEED` are found."""
     need, asked = question.need, question.vllm_version
     if need is not None:
         enough = (group for group in groups if group.lowness[1] >= need)
@@ -175,7 +175,7 @@ def _hits(groups: Iterable[_Group], question: Query, reference: str | None, now:
     for group in groups:
         if need is not None and settled >= MOST_OF_NEED:
             break
-        best = Grade.EXACT if _is_version(group, asked) else Grade.BOUND  # what follows can be no better than this
+        best = Grade.EXACT if _is_version(group, asked) else Grade.BOUND  # no later group can be better
         row = from_cells(group.lowest)
         grade, differs = _grade(row, question)
         if grade is not None:
@@ -190,14 +190,14 @@ def _is_version(group: _Group, asked: str | None) -> bool:
 
 
 def _cheap_first(group: _Group) -> tuple[float, int, str]:
-    """The order of `_rank` where a length is needed, from the cells."""
+    """The order of `_rank` for ``need``, from raw cells."""
     memory, count = group.lowest[_MEMORY], group.lowest[_COUNT]
     total = float(_tokens(memory) * _tokens(count)) if memory and count else float("inf")
     return total, -group.lowness[1], unguard(group.lowest[_MODEL])
 
 
 def _lowness(cells: Cells) -> tuple[int, int]:
-    """Sort key: a machine where it does not fit at all comes first, one that could not tell last."""
+    """Sort key: a machine where nothing fits comes first, an inconclusive one last."""
     if cells[_STATUS] == Status.DOES_NOT_FIT:
         return (0, 0)
     proven, starts = cells[_PROVEN], cells[_STARTS]
@@ -212,7 +212,7 @@ def _tokens(cell: str) -> int:
 
 
 def _grade(row: Row, question: Query) -> tuple[Grade | None, tuple[str, ...]]:
-    """Say how a row answers, and in what it differs from the question; no grade: it does not answer."""
+    """Return the row's grade and how it differs from the query; None: it does not answer."""
     if any(not _same(getattr(question, name), getattr(row, name)) for name in _SAME):
         return None, ()
     differs = _differences(row, question)
@@ -221,13 +221,13 @@ def _grade(row: Row, question: Query) -> tuple[Grade | None, tuple[str, ...]]:
     if question.need is not None and not _serves(row, question.need, question.concurrency or 1):
         return None, ()
     if question.need is not None and is_beyond_limit(row):
-        return None, ()  # nobody who only names a length asks for answers that may be wrong
+        return None, ()  # beyond the model's limit, output may be wrong: only on explicit request
     if row.source is not Source.MEASURED:
         return Grade.REPORTED, differs
     if question.need is not None and row.max_model_len is None:
         return Grade.UNPROVEN, differs
     if differs:
-        # Of harder conditions only a number carries over: that it does not fit there says nothing about here.
+        # Under harder conditions only a number is a bound: "does not fit" says nothing about easier ones.
         return (Grade.BOUND, differs) if row.max_model_len is not None else (None, ())
     return Grade.EXACT, ()
 
@@ -237,7 +237,7 @@ def _same(asked: str | None, known: str | None) -> bool:
 
 
 def _differences(row: Row, question: Query) -> tuple[str, ...] | None:
-    """List what differs though the row still bounds the question; None: it does not bound it."""
+    """List the differences of a row that bounds the query; None: it does not."""
     easier_if_more = (
         ("gpu_memory_mib", question.gpu_memory_mib, row.gpu_memory_mib),
         ("gpu_memory_utilization", question.gpu_memory_utilization, utilization(row)),
@@ -261,14 +261,14 @@ def _differences(row: Row, question: Query) -> tuple[str, ...] | None:
 
 
 def utilization(row: Row) -> float | None:
-    """The fraction that was in force: as asked for, else the default of that vLLM version (CacheConfig)."""
+    """Return gpu_memory_utilization as requested, else the default of that vLLM version (CacheConfig)."""
     if row.gpu_memory_utilization is not None or row.vllm_version is None:
         return row.gpu_memory_utilization
     return 0.92 if version_order(row.vllm_version)[:2] >= _DEFAULT_UTILIZATION_CHANGED else 0.9
 
 
 def _serves(row: Row, need: int, concurrency: int) -> bool:
-    """Say whether the row is known to hold ``concurrency`` requests of ``need`` tokens at once."""
+    """Whether the row is known to hold ``concurrency`` requests of ``need`` tokens at once."""
     length = row.max_model_len if row.source is Source.MEASURED else None
     if length is None:
         length = row.starts_max_model_len
@@ -295,7 +295,7 @@ def _age(row: Row, now: datetime) -> int | None:
 
 
 def _rank(hits: list[Hit], question: Query) -> tuple[Hit, ...]:
-    """Keep the best grade that settles the question, and put it in order: cheapest first if a length is needed."""
+    """Keep the grades down to the first conclusive one, ordered; cheapest first for ``need``."""
     grades = list(Grade)
     kept: list[Hit] = []
     for grade in grades:
@@ -304,13 +304,13 @@ def _rank(hits: list[Hit], question: Query) -> tuple[Hit, ...]:
         kept += [hit for hit in hits if hit.grade is grade]
     if question.need is not None:
         return tuple(sorted(kept, key=lambda hit: (grades.index(hit.grade), *_cost(hit.row), hit.row.model)))
-    # Of one grade, what asks for settings of the environment comes last.
+    # Within a grade, rows that need environment variables come last.
     in_order = sorted(kept, key=lambda hit: (hit.row.environment is not None, _reading_order(hit.row)))
     return tuple(sorted(in_order, key=lambda hit: grades.index(hit.grade)))
 
 
 def _cost(row: Row) -> tuple[float, int]:
-    """Sort key: GPU memory that the row occupies, unknown last; then the longest first."""
+    """Sort key: total GPU memory, unknown last; then the longest first."""
     known = row.gpu_memory_mib is not None and row.gpu_count is not None
     total = float((row.gpu_memory_mib or 0) * (row.gpu_count or 0)) if known else float("inf")
     return total, -(row.max_model_len or row.starts_max_model_len or 0)
@@ -322,7 +322,7 @@ def _reading_order(row: Row) -> tuple[str, str, int, tuple[int, ...], int]:
 
 
 def _command(question: Query) -> str | None:
-    """Write the command that measures what was asked."""
+    """Return the command that measures the queried combination."""
     if question.model is None:
         return None
     words = ["prober", "probe", question.model]

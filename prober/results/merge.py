@@ -1,6 +1,6 @@
-"""Several matrices made one: the newest proof wins, and nothing is dropped without being named.
+"""Merge matrices: the newest proof wins, and every dropped row is listed.
 
-Pure. Takes texts or rows; a text may hold the marks of a git conflict, of which both sides are read.
+Pure. Reads both sides of a text with git conflict markers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prober.results.text import printable
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A row that did not make it into the merged matrix, and the one that stands instead."""
+    """A row left out of the merged matrix, and the row kept instead."""
 
     row: Row
     kept: Row
@@ -36,15 +36,15 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The rows that stand, sorted by what they are about, and those that were dropped."""
+    """The merged rows, sorted by key, and the dropped ones."""
 
     rows: tuple[Row, ...]
     dropped: tuple[Dropped, ...]
-    identical: int  # rows that were there more than once, word for word
+    identical: int  # exact duplicates
 
 
 def merge(matrices: Iterable[Iterable[Row]]) -> Merged:
-    """Merge matrices. The result does not depend on their order, except between equals, where the later one stands."""
+    """Merge matrices. Their order matters only between equals, where the later one is kept."""
     standing: dict[Key, Row] = {}
     losers: list[tuple[Key, Row]] = []
     identical = 0
@@ -73,7 +73,7 @@ def _why(row: Row, kept: Row) -> str:
 
 
 def read_rows(text: str, name: str = "matrix.csv") -> list[Row]:
-    """Read a matrix's text, also one in which git left both sides of a conflict. Raises ``ForeignMatrix``."""
+    """Read a matrix, also one with git conflict markers. Raises ``ForeignMatrix`` if it is not a prober's."""
     try:
         return list(map(from_cells, read_cells(text, name)))
     except ForeignMatrix:
@@ -84,10 +84,9 @@ def read_rows(text: str, name: str = "matrix.csv") -> list[Row]:
 
 
 def conflict_sides(text: str) -> list[str]:
-    """Split a text with git's conflict marks into the matrices of both sides; without marks it is the only one.
+    """Split a text with git conflict markers into both sides; without markers, return the text alone.
 
-    Lines outside the marks belong to the first side (once is enough: the sides are merged). A base that diff3 shows
-    between "|||||||" and "=======" is what both sides come from, and is left out.
+    Common lines go to the first side only, because the sides are merged. A diff3 base is left out.
     """
     sides: list[list[str]] = [[], []]
     side: int | None = 0
@@ -111,14 +110,14 @@ def _is_header(line: str) -> bool:
 
 
 def render_merged(merged: Merged) -> str:
-    """Say what came out, for the terminal: the count, then each dropped row with the reason."""
+    """Summarise a merge for the terminal: counts, then each dropped row with the reason."""
     lines = [f"{len(merged.rows)} rows; {merged.identical} were there more than once; {len(merged.dropped)} dropped."]
     lines += [f"  dropped {_name(d.row)}: {d.why} ({_length(d.row)} -> {_length(d.kept)})" for d in merged.dropped]
     return "\n".join(lines) + "\n"
 
 
 def merged_json(merged: Merged) -> str:
-    """Write the outcome as one JSON object (without the rows that stand: they are in the file)."""
+    """Write the outcome as one JSON object, without the merged rows: they are in the file."""
     dropped: Sequence[dict[str, object]] = [
         {"why": d.why, "row": to_values(d.row), "kept": to_values(d.kept)} for d in merged.dropped
     ]

@@ -1,7 +1,7 @@
-"""When two spellings name the same model or the same type of GPU, and how far two vLLM versions are apart.
+"""Match spellings of models and GPU types, and compare vLLM versions.
 
-Pure. Forgiving in case, separators and a missing organisation, and in nothing that changes what is measured:
-"-Instruct", "-FP8", "Ti" or "Laptop" name another thing.
+Pure. Tolerates case, separators and a missing organisation, but nothing that changes what is measured: "-Instruct",
+"-FP8", "Ti" or "Laptop" make a different name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 _SEPARATORS = re.compile(r"[\s_.\-]+")
 _GPU_SEPARATORS = re.compile(r"[^0-9a-z]+")
 _VENDORS = {"nvidia", "amd", "intel", "geforce", "tesla", "quadro", "instinct", "radeon", "gpu", "graphics", "r", "tm"}
-# Words that make another device of a name: a longer name that adds one of them is not the one asked for.
+# Words that name a different device: a longer name that adds one of them does not match.
 _QUALIFIERS = {
     "ti", "super", "laptop", "mobile", "max", "d", "mig", "ada", "blackwell", "nvl", "grid", "vgpu", "pro", "se",
 }  # fmt: skip
@@ -22,19 +22,19 @@ _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 
 @lru_cache(maxsize=4096)
 def plain_model(model: str) -> tuple[str, str]:
-    """Split a model's name into organisation and name, both lower case with one kind of separator."""
+    """Split a model's name into organisation and name, normalised in case and separators."""
     org, _, name = model.strip().rstrip("/").rpartition("/")
     return org.casefold(), _SEPARATORS.sub("-", name.casefold()).strip("-")
 
 
 def same_model(asked: str, known: str) -> bool:
-    """Say whether both name one model; where one has no organisation, the names decide."""
+    """Whether both name the same model; if one has no organisation, only the names count."""
     (asked_org, asked_name), (known_org, known_name) = plain_model(asked), plain_model(known)
     return asked_name == known_name and (asked_org == known_org or not asked_org or not known_org)
 
 
 def near_models(asked: str, known: Iterable[str], limit: int = 3) -> tuple[str, ...]:
-    """Name the known models that the asker may have meant, best first."""
+    """Suggest known models with similar names, best first."""
     import difflib  # only where nothing was found
 
     by_name: dict[str, str] = {}
@@ -52,9 +52,9 @@ def _gpu_words(name: str) -> tuple[str, ...]:
 
 
 def same_gpu(asked: str, known: str) -> bool:
-    """Say whether ``known`` is the type of GPU that ``asked`` names ("L4" is not "L40S", nor "4090" the laptop's).
+    """Whether ``known`` is the GPU type that ``asked`` names ("L4" is not "L40S", nor "4090" the laptop's).
 
-    What the asker leaves open (form factor, "80GB") stays open: "A100" finds each of them, as rows of their own.
+    Details missing from ``asked`` (form factor, "80GB") match anything: "A100" matches each variant.
     """
     asked_words, known_words = _gpu_words(asked), _gpu_words(known)
     if not asked_words:
@@ -77,7 +77,7 @@ def version_order(version: str) -> tuple[int, int, int, str]:
 
 
 def version_distance(version: str | None, reference: str | None) -> str:
-    """Say how far a row's vLLM is from the reference version: "same version", "3 minor versions older", …"""
+    """Describe how far a vLLM version is from the reference: "same version", "3 minor versions older", …"""
     if not version:
         return "version unknown"
     if not reference:

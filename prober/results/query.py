@@ -1,4 +1,4 @@
-"""The nouns of a look-up: what is asked of the matrix, and what it answers."""
+"""Types of a lookup: the query and its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prober.results.schema import Row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """What is asked. ``None`` leaves it open. ``need`` turns the question round: what serves so many tokens?"""
+    """A lookup query. ``None`` matches anything; ``need`` searches for what serves that many tokens."""
 
     model: str | None = None
     gpu: str | None = None
@@ -28,43 +28,43 @@ class Query:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     need: int | None = None  # tokens of one request
-    concurrency: int | None = None  # such requests at once
+    concurrency: int | None = None  # simultaneous requests of that length
 
 
 class Grade(StrEnum):
-    """How a row answers, best first."""
+    """How well a row answers the query, best first."""
 
-    EXACT = "exact"  # measured for what was asked
-    BOUND = "bound"  # measured under harder conditions: what was asked should serve at least as much
-    UNPROVEN = "unproven"  # measured, but no request of full length was answered
-    REPORTED = "reported"  # somebody's log or a public report, not measured by the prober
+    EXACT = "exact"  # measured under the requested conditions
+    BOUND = "bound"  # measured under harder conditions: a lower bound
+    UNPROVEN = "unproven"  # measured, but no full-length request was answered
+    REPORTED = "reported"  # an imported log or a public report, not measured by the prober
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One combination that answers. ``row`` is the lowest of its machines'; a row is only ever about one machine."""
+    """One matching combination. ``row`` is the lowest among its machines; each row is about one machine."""
 
     grade: Grade
     row: Row
     machines: int
     highest: int | None  # the highest proven ceiling among the machines
-    differs: tuple[str, ...]  # of a bound: what was measured instead
+    differs: tuple[str, ...]  # of a bound: conditions that differ from the query
     age_days: int | None
     version_distance: str
 
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """What the matrix knows. Nothing: no hits, and then what to try instead."""
+    """The result of a lookup: hits, or suggestions if there are none."""
 
     question: Query
     hits: tuple[Hit, ...]
     did_you_mean: tuple[str, ...]
-    command: str | None  # measures what was asked; None: the question names no model
-    known_gpus: tuple[str, ...] = ()  # of no hits: where something is known of this very model
-    is_empty: bool = False  # the matrix holds no row at all
+    command: str | None  # measures the queried combination; None: the query names no model
+    known_gpus: tuple[str, ...] = ()  # without hits: GPUs with rows of this model
+    is_empty: bool = False  # the matrix has no rows
 
     @property
     def is_found(self) -> bool:
-        """Something is known, be it second-class."""
+        """Whether there are any hits, proven or not."""
         return bool(self.hits)

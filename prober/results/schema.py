@@ -1,49 +1,54 @@
-"""The matrix's columns, each said once: name, type, unit, meaning, allowed values; and a row's way to text and back.
+"""The matrix's columns, defined once by `Row`, and conversion of rows to CSV cells and back.
 
-Everything else about the file (datapackage.json, README, CSV header, look-up filters) is derived from ``Row``.
-An empty cell means unknown; there is no other spelling of it and it is never 0.
+The CSV header, datapackage.json and the README of the results folder are derived from ``Row``. An empty cell means
+unknown, never 0; there is no other spelling of unknown.
 """
 # ruff: noqa: RUF009 - column() is dataclasses.field() with the column's description, and as immutable
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, get_args, get_type_hints
 
 from prober.records import Combination, CompileState, Entrypoint, Outcome, ProberError, Source, Status, Verify
 
-SCHEMA_VERSION = 2
+# What each version renamed in the columns of the one before: old name -> new name. To add a column, add a field to
+# `Row` and an empty entry here: rows of older files leave it empty. Then run scripts/describe_results.py.
+MIGRATIONS: Mapping[int, Mapping[str, str]] = {
+    2: {},  # added environment, reserve_mib, least_free_mib, launch_command
+}
+SCHEMA_VERSION = max(MIGRATIONS)
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 _GUARD = "'"
 
 
 class CeilingKind(StrEnum):
-    """What the ceiling is made of."""
+    """What limits the length."""
 
     MEMORY = "memory"  # one token more is refused for capacity
     MODEL = "model"  # the longest length the model allows
-    CONFIG = "config"  # another setting, or the upper end that was asked for
+    CONFIG = "config"  # another setting, or the requested upper end
 
 
 class UnreadableRow(ProberError):
-    """A row of the matrix holds a value its column does not allow."""
+    """A row has a value that its column does not allow."""
 
 
-MOST = 2**63  # of any number in a cell; beyond it there are only mistakes
+MOST = 2**63  # upper bound of any number in a cell
 
 
 def column(meaning: str, unit: str | None = None, *, key: bool = False, default: Any = dataclasses.MISSING) -> Any:
-    """Describe one field of ``Row``; ``key`` columns together say which combination and machine the row is about."""
+    """Describe one field of ``Row``; the ``key`` columns together identify a combination and machine."""
     return dataclasses.field(default=default, metadata={"meaning": meaning, "unit": unit, "key": key})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One combination on one machine. ``None`` is unknown; an empty string is not a value any column takes."""
+    """One combination on one machine. ``None`` is unknown; no column allows an empty string."""
 
     model: str = column("Hub name of the model; for a local directory its last name only", key=True)
     model_revision: str | None = column(
@@ -148,7 +153,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column as the file's description tells it. ``kind`` is a Frictionless type: string, integer or number."""
+    """Description of one column. ``kind`` is a Frictionless type: string, integer or number."""
 
     name: str
     kind: str
@@ -192,7 +197,7 @@ POSITION: dict[str, int] = {name: index for index, name in enumerate(HEADER)}
 
 
 def guard(text: str) -> str:
-    """Make sure that no spreadsheet reads the cell as a formula: an apostrophe goes in front. ``unguard`` undoes it."""
+    """Prefix an apostrophe if a spreadsheet would read the cell as a formula. ``unguard`` removes it."""
     if text.startswith(_GUARD) or text.lstrip(" ").startswith(_FORMULA_STARTS):
         return _GUARD + text
     return text
@@ -217,7 +222,7 @@ def _to_cell(value: object) -> str:
 def from_cells(cells: Sequence[str]) -> Row:
     """Read the cells of one record, in the order of ``HEADER``.
 
-    Raises ``UnreadableRow`` with the column's name where a cell holds what its column does not allow.
+    Raises ``UnreadableRow``, naming the column, if a cell has a value that its column does not allow.
     """
     if len(cells) != len(COLUMNS):
         raise UnreadableRow(f"A row has {len(cells)} cells where {len(COLUMNS)} are expected.")
@@ -238,18 +243,27 @@ def _from_cell(spec: Column, cell: str) -> Any:
         raise UnreadableRow(f"The column {spec.name} does not allow {cell!r}.") from error
 
 
+def current_names(names: Iterable[str], migrations: Mapping[int, Mapping[str, str]] = MIGRATIONS) -> list[str]:
+    """Translate column names of any earlier version to those of this version; unknown names stay as they are."""
+    current = list(names)
+    for version in sorted(migrations):
+        current = [migrations[version].get(name, name) for name in current]
+    return current
+
+
 def to_strings(row: Row) -> dict[str, str]:
     """Write a row as column name -> cell."""
     return dict(zip(HEADER, to_cells(row), strict=True))
 
 
 def from_strings(cells: Mapping[str, str]) -> Row:
-    """Read column name -> cell; a column that is missing is unknown."""
+    """Read column name -> cell; a missing column is unknown. Raises ``UnreadableRow`` as `from_cells` does."""
     return from_cells([cells.get(name, "") for name in HEADER])
 
 
 def from_values(values: Mapping[str, object]) -> Row:
-    """Build a row from plain values (of JSON, say); unknown names are refused, ``None`` is unknown."""
+    """Build a row from plain values, such as JSON's. Raises ``UnreadableRow``, also for an unknown name."""
+    values = dict(zip(current_names(values), values.values(), strict=True))
     foreign = sorted(set(values) - set(HEADER))
     if foreign:
         raise UnreadableRow(f"No column of the matrix is called {', '.join(foreign)}.")

@@ -1,6 +1,6 @@
-"""A proven row as what starts vLLM with it: flags to paste, a --config file, an environment file for a container.
+"""Launch settings from a proven row: flags, a --config file, or an environment file for a container.
 
-Pure. Only a proven ceiling is handed out; a row without one raises ``Unproven``.
+Pure. A row without a proven ceiling raises ``Unproven``.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ BEYOND_LIMIT = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"  # vLLM's own switch (envs.py)
 
 
 class Unproven(ProberError):
-    """The row names no length that was proven to serve."""
+    """The row has no length that was proven to serve."""
 
 
 def flags(row: Row) -> str:
-    """Write what follows ``vllm serve``: the model and its flags, quoted for a POSIX shell."""
+    """Return the arguments of ``vllm serve``, quoted for a POSIX shell. Raises ``Unproven``."""
     return shlex.join([row.model, *_words(row)])
 
 
 def is_beyond_limit(row: Row) -> bool:
-    """It was measured with vLLM's switch for lengths above the model's own limit."""
+    """Whether the row was measured with vLLM's switch for lengths above the model's own limit."""
     return BEYOND_LIMIT in (row.environment or "")
 
 
 def command(row: Row) -> str:
-    """Write the whole command for a POSIX shell, with what of the environment vLLM read."""
+    """Return the whole command for a POSIX shell, with its environment variables. Raises ``Unproven``."""
     return f"{row.environment} vllm serve {flags(row)}" if row.environment else f"vllm serve {flags(row)}"
 
 
 def yaml(row: Row) -> str:
-    """Write vLLM's ``--config`` file. Values are JSON scalars and lists, which YAML reads alike."""
+    """Write a vLLM ``--config`` file. Values are JSON scalars and lists, a subset of YAML. Raises ``Unproven``."""
     lines = [f"model: {json.dumps(row.model, ensure_ascii=False)}"]
     for name, values in _options(row):
         value: object = True if not values else values[0] if len(values) == 1 else values
@@ -43,9 +43,9 @@ def yaml(row: Row) -> str:
 
 
 def env(row: Row) -> str:
-    """Write an environment file for a container (``docker run --env-file``; the file knows no quoting).
+    """Write an environment file for a container (``docker run --env-file``, which has no quoting).
 
-    ``VLLM_FLAGS`` holds everything that follows ``vllm serve``; the other names hold the single settings.
+    ``VLLM_FLAGS`` holds all arguments of ``vllm serve``, the other variables single settings. Raises ``Unproven``.
     """
     settings = {
         "MODEL": row.model,
@@ -71,7 +71,7 @@ def _proven(row: Row) -> int:
 
 
 def _words(row: Row) -> list[str]:
-    """The row's flags after the model's name, in a fixed order; further flags in the user's order at the end."""
+    """Return the flags after the model's name in a fixed order, then further flags in the user's order."""
     settings = [
         ("--revision", None if (row.model_revision or "").startswith("config-") else row.model_revision),
         ("--max-model-len", _proven(row)),
@@ -104,7 +104,7 @@ def _options(row: Row) -> list[tuple[str, list[str]]]:
 
 
 def _plain(value: object) -> object:
-    """Numbers as numbers; everything else stays text."""
+    """Convert numbers; everything else stays text."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, str):

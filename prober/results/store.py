@@ -1,7 +1,7 @@
-"""The results folder: trials.jsonl (evidence, append-only), matrix.csv (answers, replaced whole), logs/.
+"""The results folder: trials.jsonl (evidence, append-only), matrix.csv (answers, replaced atomically), logs/.
 
-Every writer holds the folder's lock (``.lock``, never removed); readers need none, because a trial is one complete
-line and the matrix is exchanged in one step. Everything written is on disk (fsync) before the call returns.
+Writers hold the folder's lock (``.lock``, never removed); readers need none, because a trial is one complete line and
+the matrix is replaced atomically. Everything is on disk (fsync) before a call returns.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from prober.host.files import replace_file
 from prober.records import NotReady, Trial
 from prober.results.csv_format import CsvRecord, read_cells, read_records, record_of, render, stands_before
 from prober.results.schema import Row, UnreadableRow, from_cells
@@ -27,7 +28,7 @@ _SPACE_BYTES = 16 * 2**20  # what a search may write: logs of a few launches
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A line of trials.jsonl that is no trial. It stays in the file; nothing is lost by reading on."""
+    """A line of trials.jsonl that is not a trial. It stays in the file; reading continues."""
 
     line: int  # from 1
     why: str
@@ -42,12 +43,12 @@ class Store:
         self.matrix_path = folder / "matrix.csv"
 
     def check_writable(self) -> None:
-        """Raise ``NotReady`` now rather than after the first launch: not writable, no space, or not our matrix."""
+        """Raise ``NotReady`` before the first launch: not writable, no space, or not a prober's matrix."""
         with self._locked():
-            draft = self.folder / ".check.draft"
+            check = self.folder / ".check.draft"  # ignored by git
             with self._disk():
-                _write(draft, b"x" * 65536)
-                draft.unlink()
+                replace_file(check, b"x" * 65536)
+                check.unlink()
             free = shutil.disk_usage(self.folder).free
             if free < _SPACE_BYTES:
                 raise NotReady(f"Only {free // 2**20} MiB are free for {self.folder}: free some space first.")
@@ -55,20 +56,20 @@ class Store:
                 pass
 
     def trials(self) -> list[Trial]:
-        """Read every readable trial, in the order they were recorded. No file: none."""
+        """Read every readable trial, in recorded order. No file: no trials."""
         return self._read_trials()[0]
 
     def unreadable(self) -> list[Unreadable]:
-        """Say which lines of trials.jsonl are no trials. A torn last line is not one of them: it was never recorded."""
+        """List the lines of trials.jsonl that are not trials, without a torn last line: that was never recorded."""
         return self._read_trials()[1]
 
     def append(self, trial: Trial) -> None:
-        """Record one trial. It is on disk when this returns; on failure the file is as it was (``NotReady``)."""
+        """Record one trial. Raises ``NotReady`` on failure and leaves the file as it was."""
         line = dump_trial(trial).encode() + b"\n"
         with self._locked(), self._disk():
             fd = os.open(self.trials_path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                end = self._mend(fd)
+                end = self._repair(fd)
                 try:
                     _write_at(fd, line, end)
                 except OSError:
@@ -78,18 +79,18 @@ class Store:
                 os.close(fd)
 
     def rows(self) -> list[Row]:
-        """Read the matrix, sorted. No file: no rows. Raises ``NotReady`` for a file that is not ours."""
+        """Read the matrix, sorted. No file: no rows. Raises ``NotReady`` for a file that is not a prober's matrix."""
         records = read_records(self._matrix_text(), str(self.matrix_path))
         try:
             return [from_cells(record.cells) for record in records]
         except UnreadableRow as error:
-            raise UnreadableRow(f"{self.matrix_path}: {error} Mend it, or restore the file from git.") from error
+            raise UnreadableRow(f"{self.matrix_path}: {error} Fix it, or restore the file from git.") from error
 
     def put(self, rows: Iterable[Row]) -> list[Row]:
-        """Write rows of any source in one step; return those that were left out for a row that proves more.
+        """Write rows of any source in one step; return those not written because an existing row proves more.
 
-        A row replaces the one of the same combination, version, devices and machine unless that one proves more
-        (`table.stands_before`): what a search saw stays in trials.jsonl either way.
+        A row replaces the one with the same key unless that one proves more (`csv_format.stands_before`). The trials
+        stay in trials.jsonl either way.
         """
         left_out: list[Row] = []
         with self._locked(), self._disk():
@@ -101,23 +102,23 @@ class Store:
                     records[new.key] = new
                 else:
                     left_out.append(row)
-            self._replace(render(records.values()))
+            replace_file(self.matrix_path, render(records.values()).encode())
         return left_out
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[Store]:
-        """Let nobody else write the folder meanwhile: read, decide and replace in one step."""
+        """Lock out other writers, to read, decide and replace in one step."""
         with self._locked():
             yield self
 
     def replace_all(self, rows: Iterable[Row]) -> None:
-        """Make the matrix hold exactly these rows (after a merge). The caller answers for what is dropped."""
+        """Replace all rows of the matrix, for example after a merge."""
         text = render(map(record_of, rows))
         with self._locked(), self._disk():
-            self._replace(text)
+            replace_file(self.matrix_path, text.encode())
 
     def log_path(self, trial_id: str) -> Path:
-        """Name the file that a trial's output goes to; its folder exists afterwards."""
+        """Return the path of a trial's log, creating its folder."""
         logs = self.folder / "logs"
         with self._disk():
             logs.mkdir(parents=True, exist_ok=True)
@@ -141,8 +142,8 @@ class Store:
                     unreadable.append(Unreadable(number, str(error)))
         return trials, unreadable
 
-    def _mend(self, fd: int) -> int:
-        """End the file at a complete line and return its size. What a crash left is moved into a .torn file."""
+    def _repair(self, fd: int) -> int:
+        """Make the file end with a complete line and return its size; move a torn line to a .torn file."""
         size = os.fstat(fd).st_size
         if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
             return size
@@ -150,7 +151,7 @@ class Store:
         tail = os.pread(fd, size - tail_start, tail_start)
         with contextlib.suppress(ValueError):
             load_trial(tail.decode())
-            return _write_at(fd, b"\n", size)  # whole but for its line end
+            return _write_at(fd, b"\n", size)  # complete but for its newline
         torn = os.open(self.trials_path.with_name("trials.jsonl.torn"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             os.write(torn, tail + b"\n")
@@ -171,24 +172,13 @@ class Store:
             raise NotReady(f"{self.matrix_path} cannot be read: {error.strerror}.") from error
 
     def _newest_records(self) -> list[CsvRecord]:
-        """The file's records, of one key only the one that stands (a union merge in git can leave two)."""
+        """Read the records, the best one per key (a union merge in git can leave two)."""
         standing: dict[tuple[str, ...], CsvRecord] = {}
         for record in read_records(self._matrix_text(), str(self.matrix_path)):
             old = standing.get(record.key)
             if old is None or stands_before(from_cells(record.cells), from_cells(old.cells)):
                 standing[record.key] = record
         return list(standing.values())
-
-    def _replace(self, text: str) -> None:
-        target = self.matrix_path.resolve()  # a link stays a link
-        draft = target.with_name("matrix.csv.draft")
-        try:
-            _write(draft, text.encode())
-            os.replace(draft, target)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
-        _sync_folder(target.parent)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -208,7 +198,7 @@ class Store:
 
     @contextlib.contextmanager
     def _disk(self) -> Iterator[None]:
-        """Translate what the file system says into a sentence."""
+        """Translate OSError into NotReady."""
         try:
             yield
         except OSError as error:
@@ -217,16 +207,8 @@ class Store:
             ) from error
 
 
-def _write(path: Path, content: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
-        _write_at(fd, content, 0)
-    finally:
-        os.close(fd)
-
-
 def _write_at(fd: int, content: bytes, offset: int) -> int:
-    """Write all of it, sync, and return where it ends. A full disk writes a part first: only then does it raise."""
+    """Write everything, fsync, and return the end offset. A full disk may write a part before it raises OSError."""
     done = 0
     while done < len(content):
         done += os.pwrite(fd, content[done:], offset + done)
@@ -243,11 +225,3 @@ def _last_line_start(fd: int, size: int) -> int:
             return start + found + 1
         position = start
     return 0
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

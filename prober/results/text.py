@@ -1,6 +1,6 @@
-"""What may stand in a file that others read: no path, no secret, no character that breaks a table.
+"""Text for public files: without paths, secrets and control characters.
 
-Pure. A row names no directory of the machine it was measured on; of a path only the last name is kept.
+Pure. Only the last component of a path is kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SCRUBBER = Scrubber({})
 # An absolute path inside a longer text; not the middle of a URL or of a Hub name.
 _PATH = re.compile(r"(?<![\w.:/~-])(?:~[\w.-]*|[A-Za-z]:)?[/\\](?:[^\s/\\\"'`,;:()<>\[\]{}=]+[/\\]+)+")
 _HOME = re.compile(r"(?<![\w.:/-])(?:/root|/home/[\w.-]+|/Users/[\w.-]+|~)(?![\w./-])")
-# Of the environment: values that are words and numbers, and names of what differs from host to host.
+# Environment variables: plain values, and names of what differs from host to host.
 _PLAIN_VALUE = re.compile(r"(?!\d+\.\d+\.\d+)[\w.,:=+-]{1,60}")
 _PLACE = re.compile(
     r"_(?:HOST|IP|ADDR|ADDRESS|IFNAME|PORT|PATH|DIR|DIRECTORY|HOME|ROOT|FILE|CONFIG|HCA|RANK|URI|URL|ID)(?:_|$)"
@@ -26,19 +26,19 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 def public_text(text: str) -> str:
-    """Keep of each absolute path the last name, hide secrets, and replace characters that no CSV or page can hold."""
+    """Shorten absolute paths to their last component, mask secrets, and replace control characters."""
     text = _CONTROL.sub("\ufffd", text).replace("\r\n", "\n")
     text = _SCRUBBER.text(text)
     return _HOME.sub("", _PATH.sub("", text)).strip()
 
 
 def printable(text: str) -> str:
-    """Replace what would move a terminal's cursor, change its colours or break the line."""
+    """Replace characters that move a terminal's cursor, change its colours or break the line."""
     return "".join(c if c.isprintable() else " " if c in "\n\t" else "\ufffd" for c in text)
 
 
 def public_flags(flags: Iterable[str]) -> str:
-    """Join vLLM flags as for a POSIX shell, in their order, without secrets and paths."""
+    """Join vLLM flags as for a POSIX shell, in order, without secrets and paths."""
     safe: list[str] = []
     hide_next = False
     for flag in flags:
@@ -59,19 +59,22 @@ def public_flags(flags: Iterable[str]) -> str:
 
 
 def public_environment(settings: Iterable[str]) -> str:
-    """Join NAME=value settings as for a POSIX shell, sorted. Those that name places are left out; of others whose value
-    is no plain word only the name is kept, so that such a row is not taken for one without."""
+    """Join NAME=value settings as for a POSIX shell, sorted.
+
+    Leaves out variables that name places, and masks values that are not plain words: a masked variable still tells the
+    row from one without it.
+    """
     split = (setting.split("=", 1) for setting in settings)
-    return shlex.join(sorted(f"{name}={_shown(value)}" for name, value in split if not _PLACE.search(name)))
+    return shlex.join(sorted(f"{name}={_public_setting(value)}" for name, value in split if not _PLACE.search(name)))
 
 
-def _shown(value: str) -> str:
+def _public_setting(value: str) -> str:
     is_plain = _PLAIN_VALUE.fullmatch(value) and public_text(value) == value
     return value if is_plain else _HIDDEN
 
 
 def _public_value(value: str) -> str:
-    """A value that is a path as a whole may hold spaces; anywhere else a space ends the path."""
+    """A value that is a path as a whole may contain spaces; elsewhere a space ends the path."""
     if re.match(r"(?:~|\.{1,2}(?=[/\\])|[A-Za-z]:(?=[/\\]))?[/\\]", value) and "\n" not in value:
         return public_text(re.split(r"[/\\]", value.rstrip("/\\"))[-1])
     return public_text(value)

@@ -1,7 +1,7 @@
 """A trial as one line of trials.jsonl, and back.
 
-Pure. Keys that a later version added are ignored; keys that an earlier version lacked become their default, or
-``None`` where the field may be unknown. ASCII only, so that any log line survives, lone surrogates included.
+Pure. Unknown keys (of later versions) are ignored; missing keys become the field's default, or ``None`` if the field is
+optional. ASCII only, so that any log line survives, including lone surrogates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LONGEST_SECONDS = 1e9
 
 
 def dump_trial(trial: Trial) -> str:
-    """Write a trial as one line of JSON, without the line end."""
+    """Write a trial as one line of JSON, without a newline."""
     return json.dumps(dataclasses.asdict(trial), ensure_ascii=True, separators=(",", ":"))
 
 

@@ -1,4 +1,4 @@
-"""Watch the host while a trial runs, so that the trial ends before the host suffers."""
+"""Stop a trial before it exhausts the host's memory or disk."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import psutil
 
 from prober.host import system
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # looked at, never written
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # only read
 GIB = 2**30
 MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Danger:
-    """Why the trial must end now. ``is_ours``: the trial itself took what is missing, nobody else did."""
+    """Why the trial must stop now. ``is_ours``: the trial itself used up the resource."""
 
     what: str
     is_ours: bool
@@ -27,7 +27,7 @@ class Danger:
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """What must stay free, in bytes; of a small disk half of what was free before the trial."""
+    """What must stay free, in bytes; at most half of the disk or /dev/shm space free before the trial."""
 
     memory_bytes: int
     shared_memory_bytes: int = 64 * MIB
@@ -35,13 +35,13 @@ class Floors:
 
 
 def usual_floors() -> Floors:
-    """Keep a twentieth of the host's memory free, and never less than 1 GiB (half of what a small host has)."""
+    """Keep 5 % of the host's memory free, and at least 1 GiB (or half of a small host's memory)."""
     total = system.memory_total_bytes()
     return Floors(memory_bytes=max(total // 20, min(GIB, total // 2)))
 
 
 class Guard:
-    """Compare the host now with the host before the trial."""
+    """Compares the host's free memory and disk with those before the trial."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Guard:
         self._disk_floor = min(self._floors.disk_bytes, free_bytes(folder) // 2)
 
     def danger(self, processes: Callable[[], Sequence[psutil.Process]]) -> Danger | None:
-        """Say whether the trial must end now. ``processes``: the trial's, asked for only when something is short."""
+        """Return why the trial must stop now, or None. Calls ``processes`` (the trial's) only when memory is short."""
         available = self._available_bytes()
         if available < self._floors.memory_bytes:
             taken = self._available_before - available
@@ -79,7 +79,7 @@ class Guard:
 
 
 def memory_bytes(processes: Sequence[psutil.Process]) -> int:
-    """What these processes hold together and the kernel cannot drop: their proportional shares without mapped files."""
+    """Return the unreclaimable memory of these processes: proportional shares without mapped files."""
     return sum(_held_bytes(process) for process in processes)
 
 

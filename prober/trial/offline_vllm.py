@@ -1,9 +1,9 @@
-"""Build ``vllm.LLM`` and prove it. A script for any interpreter that has vLLM; it needs nothing else of ours.
+"""Build ``vllm.LLM`` and verify it. A standalone script for any interpreter that has vLLM.
 
     python offline_vllm.py EVENTS none|short|full VLLM-FLAGS…
 
-It writes one JSON object a line to EVENTS: ``ready`` (max_model_len, num_gpu_blocks, block_size), then ``answered``
-(prompt_tokens, completion_tokens) or ``rejected`` (why). What vLLM prints goes to standard output as ever.
+It writes one JSON object per line to EVENTS: ``ready`` (max_model_len, num_gpu_blocks, block_size), then ``answered``
+(prompt_tokens, completion_tokens) or ``rejected`` (why). vLLM's own output goes to stdout as usual.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# Python puts a script's folder first on its path; our modules must not stand before anybody else's.
+# Python puts a script's directory first on sys.path; our modules must not shadow others.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != HERE]
 SAMPLE_SECONDS = 1.0
 BURST_REQUESTS, BURST_TOKENS = 8, 4
@@ -41,12 +41,12 @@ def main() -> None:
             threading.Thread(target=sample, args=(llm, say), daemon=True).start()
         if verify != "none":
             prove(llm, length, verify, say)
-        # vLLM offers no close that works in every version; whoever started us ends the whole tree.
+        # No shutdown call works in every vLLM version; the supervisor kills the process tree.
         os._exit(0)
 
 
 def build(flags: list[str]) -> tuple:  # type: ignore[type-arg]  # old interpreters
-    """Return the LLM and whether it counts running and waiting requests."""
+    """Return the LLM and whether it reports scheduler metrics."""
     from vllm import LLM
 
     arguments = given_arguments(flags)
@@ -61,7 +61,7 @@ def build(flags: list[str]) -> tuple:  # type: ignore[type-arg]  # old interpret
 
 
 def given_arguments(flags: list[str]) -> dict[str, object]:
-    """What the flags set, read by vLLM's own parser, without the defaults: LLM has defaults of its own."""
+    """Parse the flags with vLLM's parser and drop its defaults: LLM has defaults of its own."""
     from vllm.engine.arg_utils import EngineArgs
 
     parser = EngineArgs.add_cli_args(parser_class()())
@@ -70,7 +70,7 @@ def given_arguments(flags: list[str]) -> dict[str, object]:
 
 
 def parser_class() -> type:
-    """vLLM's own parser, where this version keeps it: 0.12 and later, 0.5.1 and later, before."""
+    """Return vLLM's parser class, by version: 0.12 and later, 0.5.1 and later, earlier."""
     for module in ("vllm.utils.argparse_utils", "vllm.utils"):
         with contextlib.suppress(ImportError, AttributeError):
             return importlib.import_module(module).FlexibleArgumentParser  # type: ignore[no-any-return]
@@ -92,7 +92,7 @@ def blocks(llm) -> dict[str, object]:  # type: ignore[no-untyped-def]
 
 
 def prove(llm, length: int, verify: str, say) -> None:  # type: ignore[no-untyped-def]
-    """One prompt that fills the length but for the one token that comes back; then a burst of short ones."""
+    """Send a prompt that, with the generated token, fills the length; then a burst of short ones."""
     tokens = (length if is_pooling(llm) else length - 1) if verify == "full" else 1
     say("asked", prompt_tokens=tokens)
     try:
@@ -106,14 +106,14 @@ def prove(llm, length: int, verify: str, say) -> None:  # type: ignore[no-untype
 
 
 def is_pooling(llm) -> bool:  # type: ignore[no-untyped-def]
-    """The model gives vectors or scores, no text: ModelConfig.runner_type (0.8 and later), .task before."""
+    """Whether the model returns vectors or scores: ModelConfig.runner_type (0.8 and later), .task before."""
     config = llm.llm_engine.model_config
     kind = getattr(config, "runner_type", None) or getattr(config, "task", None)
     return str(kind) in ("pooling", "embedding", "embed", "classify", "reward", "score")
 
 
 def returned(llm, answer) -> int:  # type: ignore[no-untyped-def]
-    """Tokens that came back; of a model that gives no text, one result."""
+    """Count the generated tokens; 1 for the result of a pooling model."""
     if is_pooling(llm):
         return 1 if answer.outputs is not None else 0
     return len(answer.outputs[0].token_ids) if answer.outputs else 0
@@ -131,7 +131,7 @@ def ask(llm, prompt_tokens: list[int], answer_tokens: int):  # type: ignore[no-u
 
 
 def encode(llm, prompts):  # type: ignore[no-untyped-def]
-    """Through the model's own task, which newer versions want named."""
+    """Encode with the model's own task, which newer versions require."""
     for task in (getattr(llm, "pooling_task", None), *getattr(llm, "supported_tasks", ())):
         if task in POOLING_TASKS:
             return llm.encode(prompts, pooling_task=task, use_tqdm=False)
@@ -139,7 +139,7 @@ def encode(llm, prompts):  # type: ignore[no-untyped-def]
 
 
 def sample(llm, say) -> None:  # type: ignore[no-untyped-def]
-    """Say every second what the scheduler does, so that a request which never runs is seen."""
+    """Report scheduler metrics every second, so that a request that never runs is noticed."""
     names = {
         "vllm:num_requests_running": "running",
         "vllm:num_requests_waiting": "waiting",
@@ -150,7 +150,7 @@ def sample(llm, say) -> None:  # type: ignore[no-untyped-def]
         time.sleep(SAMPLE_SECONDS)
         try:
             seen = {names[m.name]: float(m.value) for m in llm.get_metrics() if m.name in names}
-        except Exception:  # a version without metrics: then there is only the time limit
+        except Exception:  # a version without metrics: only the time limit applies
             return
         say("scheduler", **seen)
 

@@ -1,4 +1,4 @@
-"""Run one command in isolation and end everything it started. The one home of ``subprocess``."""
+"""Run one command in isolation and kill everything it started. The only module that starts subprocesses."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from prober.records import NotReady
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 END_SECONDS = 30.0
 PR_SET_CHILD_SUBREAPER = 36
-LISTENING = "0A"  # as /proc/net/tcp writes it
+SOCKET_TABLE = "/proc/net/tcp"
 
 
 class Launch:
-    """One command under supervision: its process tree dies with this object, and with the prober.
+    """One supervised command: its process tree dies when this object is closed or the prober dies.
 
-    ``tag`` marks every process of the tree, through the environment, as this trial's.
+    ``tag`` identifies every process of the tree as this trial's, through the environment.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, tag: str) -> None:
         self.tag = tag
         self._lines = ""
         self._earlier = psutil.Process().children(recursive=True)
-        _adopt_orphans(True)  # whatever the supervisor leaves, should somebody kill it, comes to us
+        _adopt_orphans(True)  # if the supervisor is killed, its children become ours
         self._supervisor = subprocess.Popen(
             [sys.executable, "-I", str(SUPERVISOR), str(log), *command],
             env={**environment, **processes.tag(tag)},
@@ -53,12 +53,12 @@ class Launch:
 
     @property
     def has_ended(self) -> bool:
-        """The command ended by itself (or its supervisor was killed, and the command with it)."""
+        """Whether the command exited by itself, or its supervisor was killed."""
         return "exit " in self._read() or self._supervisor.poll() is not None
 
     @property
     def exit_status(self) -> int | None:
-        """The command's own exit status, negative for a signal; None while it runs, and when it was ended by us."""
+        """The command's exit status, negative for a signal; None while it runs or if the prober stopped it."""
         for line in self._read().splitlines():
             word, _, status = line.partition(" ")
             if word == "exit" and status != "None":
@@ -66,18 +66,19 @@ class Launch:
         return None
 
     def processes(self) -> list[psutil.Process]:
-        """What the command has running now, itself included."""
+        """Return the command's running processes, itself included."""
         with contextlib.suppress(psutil.NoSuchProcess):
             return psutil.Process(self._supervisor.pid).children(recursive=True)
         return []
 
     def listens_on(self, port: int) -> bool:
-        """Tell whether it is the command's own process that listens on this TCP port, not a stranger's."""
-        sockets = _listening_sockets(port)
-        return sockets is None or any(sockets & _open_sockets(process.pid) for process in self.processes())
+        """Whether one of the command's own processes listens on this TCP port; True if the kernel hides it."""
+        if not os.access(SOCKET_TABLE, os.R_OK):
+            return True
+        return any(_listens_on(process, port) for process in self.processes())
 
     def end(self) -> None:
-        """End everything the command started, and return once it is dead. Raises NotReady if something will not die."""
+        """Kill everything the command started and wait for it. Raises NotReady if a process does not die."""
         assert self._supervisor.stdin is not None  # PIPE, both
         assert self._supervisor.stdout is not None
         with contextlib.suppress(OSError):
@@ -100,7 +101,7 @@ class Launch:
         return self._lines
 
     def _end_left_over(self) -> None:
-        """End what a killed supervisor has left: it is our child now, or carries this trial's tag."""
+        """Kill what a killed supervisor left: our own children now, and processes with this trial's tag."""
         until = time.monotonic() + END_SECONDS
         while left := [*self._orphans(), *(one for one in psutil.process_iter() if _carries(one, self.tag))]:
             for process in left:
@@ -109,7 +110,7 @@ class Launch:
             _, alive = psutil.wait_procs(left, timeout=max(0.0, until - time.monotonic()))
             if alive:
                 pids = ",".join(str(process.pid) for process in alive)
-                raise NotReady(f"Processes of the last trial do not die (in the driver?): look at `ps -fp {pids}`.")
+                raise NotReady(f"Processes of the last trial do not die (stuck in the driver?): see `ps -fp {pids}`.")
 
     def _orphans(self) -> list[psutil.Process]:
         return [one for one in psutil.Process().children(recursive=True) if one not in self._earlier]
@@ -126,33 +127,16 @@ def _carries(process: psutil.Process, tag: str) -> bool:
         return False
 
 
-def _listening_sockets(port: int) -> set[str] | None:
-    """The sockets that listen on the port, as ``/proc/PID/fd`` names them; None where the kernel does not tell."""
-    found: set[str] = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
-        except OSError:
-            if table == "/proc/net/tcp":
-                return None
-            continue
-        for _, local, _, state, _, _, _, _, _, inode, *_ in map(str.split, lines):
-            if state == LISTENING and int(local.rpartition(":")[2], 16) == port:
-                found.add(f"socket:[{inode}]")
-    return found
-
-
-def _open_sockets(pid: int) -> set[str]:
-    sockets: set[str] = set()
-    with contextlib.suppress(OSError):
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                sockets.add(os.readlink(link))
-    return sockets
+def _listens_on(process: psutil.Process, port: int) -> bool:
+    try:
+        connections = process.net_connections("tcp")
+    except (psutil.Error, OSError):  # it has just ended, or runs as another user
+        return False
+    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections)
 
 
 def output_of(command: Sequence[str], timeout_seconds: float) -> tuple[int | None, str]:
-    """Run a short command; return its exit status (None: it took too long) and what it printed."""
+    """Run a short command; return its exit status (None: timed out) and its output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, check=False)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Run one trial: start vLLM at one length, watch its log, ask it, end it, and say what it showed."""
+"""Run one trial: start vLLM at one length, follow its log, send a request, stop it, and return the verdict."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from prober.trial.timeouts import Limits, Patience
 from prober.trial.verify import EMPTY_ANSWER, OfflineProof, Proof, ServerProof
 
 TICK_SECONDS = 0.2
-STUCK_SECONDS = 10.0  # the request waits while nothing runs: a block that is never granted
-EXPLAIN_SECONDS = 5.0  # after a failed request: for the reason to reach the log
-READ_BYTES = 32 << 20  # of the log, in one look
+STUCK_SECONDS = 10.0  # a request waits while nothing runs: its last block is never granted
+EXPLAIN_SECONDS = 5.0  # after a failed request, for the cause to reach the log
+READ_BYTES = 32 << 20  # of the log, per read
 TOO_LARGE = re.compile(r"maximum context length|longer than the maximum|exceeds the capacity")
 IGNORED = b"exceeds the capacity of block_manager"  # V0 warns, and answers without a token
 TAIL_BYTES = 1 << 16
-QUIET_STAGES = (Stage.READY, Stage.SERVE)  # the log then grows by our own questions: only the scheduler shows progress
+QUIET_STAGES = (Stage.READY, Stage.SERVE)  # our own requests fill the log: only the scheduler shows progress
 
-# Of a log record at ERROR: harmless ones stand at WARNING in good logs, too.
+# Only in records at ERROR level: logs of good starts contain harmless exceptions at WARNING.
 EXCEPTION = re.compile(rb" ERROR [^\r\n]*?\] ((?:\w+\.)*[A-Z]\w*(?:Error|Exception): [^\r\n]{1,400})")
 WRAPPER = re.compile(
     r"Engine core initialization|EngineDeadError|Engine process failed|WorkerProc|Worker failed|Cancelled"
@@ -38,64 +38,64 @@ WRAPPER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TrialContext:
-    """What all trials of one search share. ``folder`` is private to the search."""
+    """What all trials of one search share. ``folder`` is a private directory of the search."""
 
     engine: Engine
     combination: Combination
     verify: Verify
     limits: Limits
     folder: Path
-    around: Mapping[str, str]  # added to the environment: exactly the leased devices, and what the search asks for
+    environment: Mapping[str, str]  # added to the engine's: the leased devices and the search's own variables
 
 
 def attempt(
-    setting: TrialContext, length: int | None, tag: str, report: Report, guard: Guard | None = None
+    context: TrialContext, length: int | None, tag: str, report: Report, guard: Guard | None = None
 ) -> tuple[Verdict, int | None]:
-    """Launch once and return the verdict with the exit status (None: it had to be ended).
+    """Launch vLLM once; return the verdict and the exit status (None: the prober stopped it).
 
-    ``length`` None starts with the model's own limit; ``guard`` None is one with the usual floors. The log is left at
-    `log_path`; nothing else of the trial stays. Raises NotReady where a process of it cannot be ended.
+    ``length`` is in tokens, None for the model's own limit; ``guard`` defaults to one with the usual floors. Leaves the
+    log at `log_path` and nothing else. Raises NotReady if a process of the trial cannot be killed.
     """
-    guard = guard or Guard(setting.folder)
-    with _cache(setting, tag) as cache:
-        start, proof_of = _prepare(setting, length, tag, cache)
-        environment = {**start.environment, **setting.around}
+    guard = guard or Guard(context.folder)
+    with _cache(context, tag) as cache:
+        start, proof_of = _prepare(context, length, tag, cache)
+        environment = {**start.environment, **context.environment}
         with (
-            Launch(start.command, environment, log_path(setting, tag), tag) as launch,
+            Launch(start.command, environment, log_path(context, tag), tag) as launch,
             contextlib.closing(proof_of(launch)) as proof,
         ):
-            watch = _Watch(setting, length, launch, proof, guard, tag, report)
-            return watch.until_it_shows(), launch.exit_status
+            watch = _Watch(context, length, launch, proof, guard, tag, report)
+            return watch.until_verdict(), launch.exit_status
 
 
-def log_path(setting: TrialContext, tag: str) -> Path:
-    return setting.folder / f"{tag}.log"
+def log_path(context: TrialContext, tag: str) -> Path:
+    return context.folder / f"{tag}.log"
 
 
 def _prepare(
-    setting: TrialContext, length: int | None, tag: str, cache: Path
+    context: TrialContext, length: int | None, tag: str, cache: Path
 ) -> tuple[LaunchCommand, Callable[[Launch], Proof]]:
-    if setting.combination.entrypoint is Entrypoint.LLM:
-        events = setting.folder / f"{tag}.events"
-        start = offline(setting.engine, setting.combination, length, setting.verify, cache, events)
+    if context.combination.entrypoint is Entrypoint.LLM:
+        events = context.folder / f"{tag}.events"
+        start = offline(context.engine, context.combination, length, context.verify, cache, events)
         return start, lambda _: OfflineProof(events)
     port, key = _free_port(), secrets.token_urlsafe(24)
-    start = server(setting.engine, setting.combination, length, port, key, cache)
-    return start, lambda launch: ServerProof(port, key, setting.verify, lambda: launch.listens_on(port))
+    start = server(context.engine, context.combination, length, port, key, cache)
+    return start, lambda launch: ServerProof(port, key, context.verify, lambda: launch.listens_on(port))
 
 
 @contextlib.contextmanager
-def _cache(setting: TrialContext, tag: str) -> Iterator[Path]:
-    """An empty cache for each cold start, gone after it; one for the search otherwise.
+def _cache(context: TrialContext, tag: str) -> Iterator[Path]:
+    """Yield an empty compile cache for each cold start, removed afterwards; otherwise one for the whole search.
 
-    What vLLM knows of model classes (no effect on memory, 8 s to find out on two cores) is shared.
+    vLLM's model-class info is shared: it has no effect on memory and takes 8 s to compute on two cores.
     """
-    shared = setting.folder / "cache"
+    shared = context.folder / "cache"
     (shared / "modelinfos").mkdir(parents=True, exist_ok=True)
-    if setting.combination.compile_state is not CompileState.COLD:
+    if context.combination.compile_state is not CompileState.COLD:
         yield shared
         return
-    own = setting.folder / f"{tag}.cache"
+    own = context.folder / f"{tag}.cache"
     own.mkdir()
     (own / "modelinfos").symlink_to(shared / "modelinfos")
     try:
@@ -111,11 +111,11 @@ def _free_port() -> int:
 
 
 class _Watch:
-    """Look at one running trial from every side until it has shown what it shows."""
+    """Watches one running trial until it has a verdict."""
 
     def __init__(
         self,
-        setting: TrialContext,
+        context: TrialContext,
         length: int | None,
         launch: Launch,
         proof: Proof,
@@ -124,23 +124,23 @@ class _Watch:
         report: Report,
     ) -> None:
         self._length, self._launch, self._proof, self._guard = length, launch, proof, guard
-        self._log, self._read_bytes = log_path(setting, tag), 0
-        self._verify, self._report = setting.verify, report
+        self._log, self._read_bytes = log_path(context, tag), 0
+        self._verify, self._report = context.verify, report
         self._reader = Reader()
         self._began = time.monotonic()
-        self._patience = Patience(setting.limits, self._began)
+        self._patience = Patience(context.limits, self._began)
         self._steps = 0
         self._rejected_at: float | None = None
 
-    def until_it_shows(self) -> Verdict:
-        looks = (
+    def until_verdict(self) -> Verdict:
+        checks = (
             *(self._answered, self._refused, self._too_large, self._ended, self._rejected),
             *(self._stuck, self._endangered, self._hung),
         )
         while True:
-            self._look()
-            for look in looks:
-                if (verdict := look()) is not None:
+            self._update()
+            for check in checks:
+                if (verdict := check()) is not None:
                     return verdict
             time.sleep(TICK_SECONDS)
 
@@ -149,8 +149,8 @@ class _Watch:
         progress = self._proof.progress
         return Stage.SERVE if progress.is_asked else Stage.READY if progress.is_ready else self._reader.stage
 
-    def _look(self) -> None:
-        # Whether it has ended is asked before the log is read: what was written last must not be missed.
+    def _update(self) -> None:
+        # Checked before the log is read, so that its last lines are not missed.
         self._has_ended = self._launch.has_ended
         has_output = self._read_log()
         self._proof.look()
@@ -189,13 +189,13 @@ class _Watch:
             return None
         while self._read_log():
             pass
-        found = self._named(conclude(self._reader, self._launch.exit_status))
+        found = self._with_cause(conclude(self._reader, self._launch.exit_status))
         why = self._proof.progress.rejection
         is_explained = why is None or found.rule != "exit_status"
         return found if is_explained else replace(found, stage=Stage.SERVE, evidence=str(why))
 
     def _too_large(self) -> Verdict | None:
-        """The request was refused for its size, or V0 says in the log that it ignored it for its size."""
+        """The request was rejected for its size, or V0 logged that it ignored it for its size."""
         why = self._proof.progress.rejection
         if why is None or not (TOO_LARGE.search(why) or (why == EMPTY_ANSWER and IGNORED in self._tail())):
             return None
@@ -207,7 +207,7 @@ class _Watch:
             return log.read()
 
     def _rejected(self) -> Verdict | None:
-        """A request that failed for another reason is a crash; first let the log say why."""
+        """A request that failed for another reason is a crash; wait for the log to name the cause."""
         why = self._proof.progress.rejection
         if why is None:
             return None
@@ -215,15 +215,15 @@ class _Watch:
         self._rejected_at = self._rejected_at or now
         if now - self._rejected_at < EXPLAIN_SECONDS:
             return None
-        return self._named(Verdict(Outcome.CRASH, Stage.SERVE, why, figures=self._figures()))
+        return self._with_cause(Verdict(Outcome.CRASH, Stage.SERVE, why, figures=self._figures()))
 
-    def _named(self, found: Verdict) -> Verdict:
-        """A crash that only a wrapper or a lost connection tells of is named by the log's last exception."""
+    def _with_cause(self, found: Verdict) -> Verdict:
+        """Replace the evidence of a crash by the log's last exception that is not a wrapper."""
         if found.outcome is not Outcome.CRASH or found.rule == "exit_status":
             return found
-        names = [name.decode(errors="replace") for name in EXCEPTION.findall(self._tail())]
-        telling = [name for name in names if not WRAPPER.search(name)]
-        return replace(found, evidence=telling[-1]) if telling else found
+        exceptions = [name.decode(errors="replace") for name in EXCEPTION.findall(self._tail())]
+        causes = [name for name in exceptions if not WRAPPER.search(name)]
+        return replace(found, evidence=causes[-1]) if causes else found
 
     def _stuck(self) -> Verdict | None:
         since = self._proof.progress.stuck_since
@@ -244,7 +244,7 @@ class _Watch:
         return None if why is None else Verdict(Outcome.TIMEOUT, self.stage, why, figures=self._figures())
 
     def _figures(self) -> Figures:
-        """What the log told, and what vLLM itself tells of its blocks."""
+        """Figures from the log, and the block counts that vLLM's API reports."""
         figures, progress = self._reader.figures, self._proof.progress
         return replace(
             figures,

@@ -1,11 +1,11 @@
-"""Run one command so that nothing of it can outlive us. A script of its own, never imported by the prober.
+"""Run one command so that none of its processes outlives this one. A standalone script, never imported.
 
     python -I supervisor.py LOG COMMAND…
 
-It is the sub-reaper of everything that the command starts: whatever calls ``setsid`` or forks twice comes back to it as
-a child. Its standard input is a pipe held by the prober: when that closes, by intent or because the prober was killed,
-the whole tree ends. On standard output it says ``exit N`` (the command's status, a negative signal) and, last,
-``ended N`` (how many processes had to be ended). Linux only: prctl(2), /proc.
+It is the subreaper of everything that the command starts: processes that call ``setsid`` or double-fork become its
+children. Its stdin is a pipe held by the prober: when it closes, on purpose or because the prober was killed, the whole
+tree is killed. On stdout it writes ``exit N`` (the command's status, negative for a signal) and finally ``ended N``
+(the number of processes it had to kill). Linux only: prctl(2), /proc.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import psutil
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-GRACE_SECONDS = 1.5  # for the command to end its own workers and to remove its shared memory
+GRACE_SECONDS = 1.5  # for the command to stop its workers and remove its shared memory
 TICK_SECONDS = 0.05
 LOOK_SECONDS = 1.0
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  # where the kernel keeps POSIX shared memory
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def start(command: list[str], log_path: str) -> subprocess.Popen[bytes]:
-    """Start the command in its own group; it dies with us and is the kernel's first choice when memory is out."""
+    """Start the command in its own group; it dies with this process and is the OOM killer's first choice."""
 
     def before_exec() -> None:  # pragma: no cover  # between fork and exec nothing is measured
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -68,7 +68,7 @@ def start(command: list[str], log_path: str) -> subprocess.Popen[bytes]:
 
 
 def wait(child: subprocess.Popen[bytes], segments: Segments) -> int | None:
-    """The command's exit status; None when the prober lets go of our standard input first."""
+    """Return the command's exit status; None if the prober closes stdin first."""
     next_look = time.monotonic()
     while True:
         status = child.poll()
@@ -84,23 +84,23 @@ def wait(child: subprocess.Popen[bytes], segments: Segments) -> int | None:
 
 
 def reap(processes: Iterable[psutil.Process]) -> None:
-    """Collect those that have ended, re-parented ones included, so that none stays a zombie."""
+    """Reap exited processes, re-parented ones included, so that none stays a zombie."""
     for process in processes:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(process.pid, os.WNOHANG)
 
 
 def end_tree(segments: Segments) -> int:
-    """End every descendant; return how many there were. First politely, so that shared memory is removed."""
+    """Terminate, then kill every descendant; return how many there were. SIGTERM lets them remove shared memory."""
     tree = descendants()
     segments.note(tree)
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
             child.terminate()
-    polite_until = time.monotonic() + GRACE_SECONDS
+    grace_until = time.monotonic() + GRACE_SECONDS
     while living := descendants():
         reap(living)
-        if time.monotonic() > polite_until:
+        if time.monotonic() > grace_until:
             segments.note(living)
             for process in living:
                 with contextlib.suppress(psutil.Error):
@@ -115,9 +115,9 @@ def descendants() -> list[psutil.Process]:
 
 
 class Segments:
-    """The shared memory that came with this tree: a killed process cannot remove its own.
+    """Shared memory segments of this process tree: a killed process cannot remove its own.
 
-    Only segments directly in /dev/shm that were not there before; folders there (a model, a cache) are the user's.
+    Only new segments directly in /dev/shm; directories there (a model, a cache) are the user's.
     """
 
     def __init__(self) -> None:
@@ -125,13 +125,13 @@ class Segments:
         self._seen: set[str] = set()
 
     def note(self, processes: Iterable[psutil.Process]) -> None:
-        """Remember what these processes have mapped."""
+        """Record the segments that these processes map."""
         for process in processes:
             with contextlib.suppress(OSError):
                 self._seen.update(MAPPED.findall(Path(f"/proc/{process.pid}/maps").read_text(errors="replace")))
 
     def remove_unused(self) -> None:
-        """Remove what nobody has mapped any more."""
+        """Remove the segments that no process maps any more."""
         ours = (self._seen - self._before) & set(self._names())
         if not ours:
             return

@@ -1,4 +1,4 @@
-"""How long a trial may go without progress, by stage. A hang is a ``timeout`` with its stage, never "too long"."""
+"""Time limits without progress, by stage. A hang is a ``timeout`` at its stage, never a refused length."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from prober.records import Stage
 
-# Seconds without a new line in the log or a new stage. Loading reads from slow disks; compiling is silent for long.
+# Seconds without a new log line or stage. Loading reads from slow disks; compiling is silent for a long time.
 IDLE_SECONDS: Mapping[Stage, float] = {
     Stage.CONFIG: 300,
     Stage.DOWNLOAD: 900,
@@ -19,13 +19,13 @@ IDLE_SECONDS: Mapping[Stage, float] = {
     Stage.READY: 120,
     Stage.SERVE: 600,
 }
-# A process that waits for a dead one goes on writing "still waiting": a stage as a whole has an end, too.
+# A process that waits for a dead one keeps logging "still waiting", so a stage as a whole is limited, too.
 STAGE_TO_IDLE = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds without progress that each stage may take; what is not named keeps its usual limit."""
+    """Seconds without progress that each stage may take; defaults to `IDLE_SECONDS`."""
 
     idle_seconds: Mapping[Stage, float] = field(default_factory=dict)
 
@@ -37,7 +37,7 @@ class Limits:
 
 
 class Patience:
-    """Notes progress and tells when it has run out."""
+    """Tracks progress against the limits. Times are monotonic seconds."""
 
     def __init__(self, limits: Limits, now: float) -> None:
         self._limits = limits
@@ -51,7 +51,7 @@ class Patience:
             self._progress_at = now
 
     def exhausted(self, now: float) -> str | None:
-        """Say why there is no use in waiting; None while there is."""
+        """Return which limit is exceeded, or None."""
         idle, whole = now - self._progress_at, now - self._stage_since
         if idle > self._limits.idle(self.stage):
             return f"no progress for {idle:.0f} s at stage {self.stage}"

@@ -1,4 +1,4 @@
-"""Ask a started vLLM whether it serves. One question at a time, never blocking the one who watches the log."""
+"""Verify that a started vLLM serves: send requests without blocking the caller that follows the log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prober.trial.prompts import token_ids
 
 POLL_SECONDS = 0.5
 CALL_SECONDS = 10.0
-BURST_REQUESTS, BURST_TOKENS = 8, 4  # after the full proof: prompts of so many tokens and a few more, answers alike
+BURST_REQUESTS, BURST_TOKENS = 8, 4  # short concurrent requests after the full-length one
 SHORTEST_FOR_BURST = 4 * (BURST_REQUESTS + BURST_TOKENS)
 UNSUPPORTED = re.compile(r"does not support|not supported|unsupported", re.I)
 EMPTY_ANSWER = "the request was ended without a token"
@@ -28,7 +28,7 @@ CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.M)
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """What vLLM's scheduler does at one moment."""
+    """A snapshot of vLLM's scheduler metrics."""
 
     running: float
     waiting: float
@@ -41,18 +41,18 @@ class Scheduler:
 
 @dataclass(slots=True)
 class Progress:
-    """How far the proof has come; written by the prover, read by the one who watches."""
+    """State of a verification; written by the verifier, read by the caller."""
 
     is_ready: bool = False
     is_asked: bool = False
-    is_finished: bool = False  # nothing more will be asked
+    is_finished: bool = False  # no more requests follow
     is_answered: bool = False
     rejection: str | None = None
-    max_model_len: int | None = None  # what vLLM itself reports
+    max_model_len: int | None = None  # as vLLM reports it
     num_gpu_blocks: int | None = None
     block_size: int | None = None
     stuck_since: float | None = None  # monotonic seconds; the request waits, nothing runs, the KV cache does not grow
-    steps: int = 0  # how often the scheduler was seen to have moved
+    steps: int = 0  # observed changes of the scheduler metrics
     _last: Scheduler | None = field(default=None, repr=False)
 
     def saw(self, now: float, scheduler: Scheduler) -> None:
@@ -65,7 +65,7 @@ class Progress:
         self._last = scheduler
 
     def answered(self, prompt_tokens: int | None, completion_tokens: int | None, sent: int) -> None:
-        """An answer counts only if all was read and a token came back: V0 answers a prompt that it ignored."""
+        """Accept a response only if the whole prompt was read and a token came back: V0 responds to ignored prompts."""
         if completion_tokens == 0:
             self.rejection = EMPTY_ANSWER
         elif prompt_tokens != sent or completion_tokens is None:
@@ -76,33 +76,33 @@ class Progress:
 
 
 class Proof(Protocol):
-    """A question under way."""
+    """A verification in progress."""
 
     progress: Progress
 
     def look(self) -> None:
-        """Bring `progress` up to date without waiting."""
+        """Update `progress` without waiting."""
 
     def close(self) -> None:
-        """Ask nothing more."""
+        """Send no more requests."""
 
 
 def prompt_length(verify: Verify, length: int, answers_tokens: bool = True) -> int:
-    """Tokens to send: with the one that comes back, a full proof fills ``length`` exactly."""
+    """Return the prompt tokens to send: a full request, with the generated token, fills ``length`` exactly."""
     return length - answers_tokens if verify is Verify.FULL else 1
 
 
 class RequestRefused(Exception):
-    """A request was not answered; the message says why."""
+    """A request failed; the message says why."""
 
 
 class NoSuchEndpoint(RequestRefused):
-    """The model is not asked there: one that generates has no embeddings, and the other way round."""
+    """The model does not support this endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One way to ask a model. ``answers_tokens``: what comes back needs room in the KV cache, too."""
+    """One API endpoint. ``answers_tokens``: it generates tokens, which need room in the KV cache."""
 
     path: str
     answers_tokens: bool
@@ -114,7 +114,7 @@ class Endpoint:
         return {"model": model, "prompt": prompt, **wanted}
 
     def usage(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Prompt and completion tokens; of what is no text the number of items that came back."""
+        """Return prompt and completion tokens; without generated text, the number of returned items counts."""
         usage = dict(answer.get("usage") or {})
         return usage if self.answers_tokens else {**usage, "completion_tokens": len(answer.get("data") or ())}
 
@@ -127,9 +127,9 @@ ENDPOINTS = (
 
 
 class ServerProof:
-    """Ask a server over HTTP, from a thread of its own. No proxy is ever used.
+    """Verify a server over HTTP, in a thread. Never uses a proxy.
 
-    ``is_ours`` tells whether it is the trial that listens on the port: a stranger's answer proves nothing.
+    ``is_ours`` returns whether the trial itself listens on the port: another server's response proves nothing.
     """
 
     def __init__(self, port: int, key: str, verify: Verify, is_ours: Callable[[], bool]) -> None:
@@ -164,11 +164,11 @@ class ServerProof:
         self._prove(str(model["id"]), progress.max_model_len)
 
     def _prove(self, model: str, length: int) -> None:
-        """One request of the length asked for; after a full one a burst of short ones, as a server meets them."""
+        """Send one request of the full length, then a burst of short ones, as a server receives them."""
         progress = self.progress
         progress.is_asked = True
         try:
-            endpoint, sent, usage = self._asked_in_full(model, length)
+            endpoint, sent, usage = self._request_in_full(model, length)
             if self._verify is Verify.FULL and length >= SHORTEST_FOR_BURST:
                 with ThreadPoolExecutor(BURST_REQUESTS) as pool:
                     short = range(BURST_TOKENS, BURST_TOKENS + BURST_REQUESTS)
@@ -178,8 +178,8 @@ class ServerProof:
         else:
             progress.answered(usage.get("prompt_tokens"), usage.get("completion_tokens"), sent)
 
-    def _asked_in_full(self, model: str, length: int) -> tuple[Endpoint, int, dict[str, Any]]:
-        """Ask through the first endpoint that this model has; return it, the tokens sent and the answer's usage."""
+    def _request_in_full(self, model: str, length: int) -> tuple[Endpoint, int, dict[str, Any]]:
+        """Use the first endpoint that the model supports; return it, the tokens sent and the response's usage."""
         reasons = []
         for endpoint in ENDPOINTS:
             sent = prompt_length(self._verify, length, endpoint.answers_tokens)
@@ -203,7 +203,7 @@ class ServerProof:
                 setattr(self.progress, name, int(labels[name]))
 
     def _ask(self, endpoint: Endpoint, model: str, prompt_tokens: int, answer_tokens: int) -> dict[str, Any]:
-        """Send one request and return what it used. Raises Refused where it is not answered."""
+        """Send one request and return its usage. Raises RequestRefused if it fails."""
         body = endpoint.body(model, token_ids(prompt_tokens), answer_tokens)
         try:
             status, text = self._call("POST", endpoint.path, json.dumps(body), timeout=None)
@@ -217,7 +217,7 @@ class ServerProof:
         raise (NoSuchEndpoint if is_missing else RequestRefused)(f"HTTP {status}: {why}")
 
     def _get(self, path: str) -> str | None:
-        """The body of a 200 answer, else None."""
+        """Return the body of a 200 response, else None."""
         try:
             status, text = self._call("GET", path, None, timeout=CALL_SECONDS)
         except (OSError, http.client.HTTPException):
@@ -236,7 +236,7 @@ class ServerProof:
 
 
 def error_message(text: str) -> str:
-    """The sentence in an OpenAI-style error body, or the body's beginning."""
+    """Return the message of an OpenAI-style error body, or the beginning of the body."""
     try:
         body = json.loads(text)
         return str((body.get("error") or body).get("message") or text[:500])
@@ -245,7 +245,7 @@ def error_message(text: str) -> str:
 
 
 class OfflineProof:
-    """Read what the offline child says in its file of events."""
+    """Follow the events file of the offline script."""
 
     def __init__(self, events: Path) -> None:
         self.progress = Progress()
@@ -254,7 +254,7 @@ class OfflineProof:
         self._sent = 0
 
     def close(self) -> None:
-        """Nothing is under way here: the child asks."""
+        """Do nothing: the script sends the requests."""
 
     def look(self) -> None:
         try:
