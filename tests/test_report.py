@@ -19,7 +19,7 @@ from row_makers import HOSTILE, a_row, rows
 
 from prober.records import Source, Status, Verify
 from prober.report.charts import MOST_SERIES, curves_of
-from prober.report.heatmap import heat_of, step_of
+from prober.report.heatmap import colour_step, heatmap_of
 from prober.report.markdown import markdown_of
 from prober.report.page import page_of
 from prober.report.rows import HEADINGS, RowKind, judged, lines_of, serve_command
@@ -49,12 +49,12 @@ class Elements(HTMLParser):
         self.attributes += [(name, value or "") for name, value in attrs]
 
 
-def cell(*given: Row) -> tuple[RowKind, int | None]:
-    heat = heat_of(lines_of(given))
+def cell(*given: Row) -> tuple[str, str]:
+    heat = heatmap_of(lines_of(given))
     assert (len(heat.models), len(heat.columns)) == (1, 1)
     found = heat.cells[0][0]
     assert found is not None
-    return found.kind, found.tokens
+    return found.style, found.text
 
 
 def test_only_a_measured_full_length_answer_is_proven() -> None:
@@ -70,22 +70,22 @@ def test_only_a_measured_full_length_answer_is_proven() -> None:
 
 
 def test_cell_is_the_lowest_of_machines_and_the_longest_of_settings() -> None:
-    assert cell(proven(4000), proven(3000, machine="m2")) == (RowKind.PROVEN, 3000)
-    assert cell(proven(4000), proven(3000, gpu_memory_utilization=0.5)) == (RowKind.PROVEN, 4000)
+    assert cell(proven(4000), proven(3000, machine="m2")) == ("h0", "3,000")
+    assert cell(proven(4000), proven(3000, gpu_memory_utilization=0.5)) == ("h0", "4,000")
     does_not_fit = a_row(status=Status.DOES_NOT_FIT, max_model_len=None, starts_max_model_len=None, machine="m2")
-    assert cell(proven(4000), does_not_fit) == (RowKind.NO_FIT, None)
+    assert cell(proven(4000), does_not_fit) == ("no-fit", "no fit")
     could_not_tell = a_row(status=Status.INCONCLUSIVE, max_model_len=None, starts_max_model_len=None, machine="m2")
-    assert cell(proven(4000), could_not_tell) == (RowKind.PROVEN, 4000)
+    assert cell(proven(4000), could_not_tell) == ("h0", "4,000")
 
 
 def test_report_never_outweighs_a_proof() -> None:
     reported = a_row(source=Source.REPORTED, source_url="https://example.org", max_model_len=900_000, machine=None)
-    assert cell(reported, proven(4000)) == (RowKind.PROVEN, 4000)
-    assert cell(reported) == (RowKind.STARTS, 900_000)
+    assert cell(reported, proven(4000)) == ("h0", "4,000")
+    assert cell(reported) == ("starts", "starts 900,000")
 
 
 def test_colours_follow_doublings() -> None:
-    assert [step_of(n) for n in (1, 4095, 4096, 8191, 8192, 131_072, 524_287, 524_288, 10**8)] == [
+    assert [colour_step(n) for n in (1, 4095, 4096, 8191, 8192, 131_072, 524_287, 524_288, 10**8)] == [
         0, 0, 1, 1, 2, 6, 7, 8, 8,
     ]  # fmt: skip
 

@@ -14,7 +14,7 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from prober.records import NotReady
-from prober.report.rows import Line, RowKind
+from prober.report.rows import Line
 from prober.results.lookup import utilization
 from prober.results.naming import version_order
 from prober.results.schema import KEY, Row
@@ -74,7 +74,7 @@ def curves_of(lines: Iterable[Line]) -> list[Curves]:
     """Find and draw every curve that has at least two points. Raises ``NotReady`` where pygal is missing."""
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
-        if line.kind in (RowKind.PROVEN, RowKind.BOUND):
+        if line.kind.is_proven:
             groups.setdefault((line.row.model, line.row.gpu), []).append(line)
     found = []
     for (model, gpu), group in groups.items():

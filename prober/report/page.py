@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from prober.records import NotReady
 from prober.report.charts import curves_of
-from prober.report.heatmap import STEPS, heat_of
-from prober.report.rows import HEADINGS, Line, RowKind, choices, lines_of, told
+from prober.report.heatmap import STEPS, heatmap_of
+from prober.report.rows import HEADINGS, Line, choices, lines_of
 from prober.results.schema import Row
 
 if TYPE_CHECKING:
@@ -47,13 +47,11 @@ def page_of(rows: Sequence[Row], made_at: datetime) -> str:
         headings=HEADINGS,
         filters=[(key, label, choices(lines, key)) for key, label in _FILTERS],
         ages=_AGES,
-        heat=heat_of(lines),
+        heat=heatmap_of(lines),
         steps=[(step, _step_label(step)) for step in range(STEPS)],
         lines=lines,
-        combinations=_numbered(lines),
         curves=curves,
         curve_places={(one.model, one.gpu): index for index, one in enumerate(curves)},
-        told=told,
     )
 
 
@@ -97,14 +95,8 @@ def _counts(lines: Sequence[Line]) -> dict[str, int]:
         "rows": len(lines),
         "models": len({line.row.model for line in lines}),
         "gpus": len({line.row.gpu for line in lines}),
-        "proven": sum(line.kind in (RowKind.PROVEN, RowKind.BOUND) for line in lines),
+        "proven": sum(line.kind.is_proven for line in lines),
     }
-
-
-def _numbered(lines: Sequence[Line]) -> list[int]:
-    """Number the combinations, so that the page's script knows which rows are about the same one."""
-    numbers: dict[tuple[object, ...], int] = {}
-    return [numbers.setdefault(line.combination, len(numbers)) for line in lines]
 
 
 def _step_label(step: int) -> str:

@@ -29,6 +29,11 @@ class RowKind(StrEnum):
     REFUSED = "refused"  # only known not to serve this
     UNKNOWN = "unknown"
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether a full-length request was answered."""
+        return self in (RowKind.PROVEN, RowKind.BOUND)
+
 
 @dataclass(frozen=True, slots=True)
 class Heading:
@@ -144,8 +149,8 @@ def judged(row: Row) -> tuple[RowKind, int | None]:
     return RowKind.UNKNOWN, None
 
 
-def told(kind: RowKind, tokens: int | None) -> str:
-    """Write an answer in one cell. report.js writes the same."""
+def answer_text(kind: RowKind, tokens: int | None) -> str:
+    """Write an answer for one cell of the heatmap."""
     number = f"{tokens:,}" if tokens is not None else "?"
     return {
         RowKind.PROVEN: number,
@@ -158,7 +163,7 @@ def told(kind: RowKind, tokens: int | None) -> str:
 
 
 def _cells(row: Row, kind: RowKind, tokens: int | None) -> tuple[str, ...]:
-    proven = told(kind, tokens) if kind in (RowKind.PROVEN, RowKind.BOUND) else _UNSAID
+    proven = answer_text(kind, tokens) if kind.is_proven else _UNSAID
     starts = row.starts_max_model_len
     if kind is RowKind.STARTS:
         starts = tokens
@@ -218,7 +223,7 @@ def _answer_words(row: Row, kind: RowKind) -> str:
 
 def serve_command(row: Row) -> str | None:
     """Write the command that serves with the row's proven length; None: there is none to hand out."""
-    if judged(row)[0] not in (RowKind.PROVEN, RowKind.BOUND):
+    if not judged(row)[0].is_proven:
         return None
     try:
         return command(row)

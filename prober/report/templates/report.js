@@ -10,9 +10,10 @@
   const rows = Array.from(body.rows, (tr) => {
     const texts = {};
     keys.forEach((key, i) => { texts[key] = (i ? tr.cells[i] : tr.querySelector("summary bdi")).textContent; });
-    const { c, d, a, t } = tr.dataset;
-    return { tr, texts, kind: tr.className, combination: c, place: `${d} ${a}`, down: +d, across: +a,
-      tokens: t === "" ? null : +t, plainModel: texts.model.toLowerCase(), day: Date.parse(texts.measured), detail: null };
+    const { place, combination, caution, merit, style, text } = tr.dataset;
+    const [down, across] = place.split(" ").map(Number);
+    return { tr, texts, heat: { place, combination, caution: +caution, merit: +merit, style, text }, down, across,
+      plainModel: texts.model.toLowerCase(), day: Date.parse(texts.measured), detail: null };
   });
   const models = new Set(rows.map((row) => row.texts.model));
 
@@ -66,34 +67,19 @@
     filter();
   }
 
-  // The heatmap of what the filters leave; the rules are those of report_heat.py.
-  const LOWNESS = { "no-fit": 0, proven: 1, bound: 1, starts: 2, refused: 3, unknown: 4 };
-  const WORTH = { proven: 4, bound: 4, starts: 3, "no-fit": 2, refused: 1, unknown: 0 };
-  const isLower = (a, b) => LOWNESS[a.kind] - LOWNESS[b.kind] || (a.tokens ?? 0) - (b.tokens ?? 0);
+  // The heatmap of the rows that pass the filters. heatmap.py ranks each row; this selects by rank.
   const columns = Array.from(heat.tHead.rows[1].cells);
   const groups = Array.from(heat.tHead.rows[0].cells).slice(1).map((th) => ({ th, span: th.colSpan }));
 
-  function told(row) {
-    const number = row.tokens === null ? "?" : row.tokens.toLocaleString("en-US");
-    return { proven: number, bound: `≥ ${number}`, starts: `starts ${number}`, "no-fit": "no fit", refused: `< ${number}`, unknown: "?" }[row.kind];
-  }
-
-  function colour(row) {
-    if (row.kind !== "proven" && row.kind !== "bound") return row.kind;
-    return `h${Math.min(Math.max(Math.floor(Math.log2(row.tokens)) - 11, 0), 8)}`;
-  }
+  const byCaution = [...rows].sort((a, b) => a.heat.caution - b.heat.caution);
 
   function bestByPlace() {
-    const places = new Map();
-    for (const row of shown) {
-      const lowest = places.get(row.place) ?? places.set(row.place, new Map()).get(row.place);
-      const other = lowest.get(row.combination);
-      if (!other || isLower(row, other) < 0) lowest.set(row.combination, row);
-    }
-    const best = new Map();
-    for (const [place, lowest] of places) {
-      best.set(place, [...lowest.values()].reduce((a, b) =>
-        (WORTH[b.kind] - WORTH[a.kind] || (b.tokens ?? 0) - (a.tokens ?? 0)) > 0 ? b : a));
+    const passing = new Set(shown), combinations = new Set(), best = new Map();
+    for (const row of byCaution) {
+      const { place, combination, merit } = row.heat;
+      if (!passing.has(row) || combinations.has(combination)) continue;
+      combinations.add(combination);
+      if (!(best.get(place)?.merit <= merit)) best.set(place, row.heat);
     }
     return best;
   }
@@ -104,12 +90,12 @@
     Array.from(heat.tBodies[0].rows).forEach((tr, d) => {
       tr.hidden = !down.has(d);
       for (let a = 0; a < columns.length; a++) {
-        const td = tr.cells[a + 1], row = best.get(`${d} ${a}`);
+        const td = tr.cells[a + 1], entry = best.get(`${d} ${a}`);
         td.hidden = !across.has(a);
         if (!td.firstElementChild) continue;
-        td.className = row ? colour(row) : "";
-        td.firstElementChild.textContent = row ? told(row) : "";
-        td.firstElementChild.hidden = !row;
+        td.className = entry?.style ?? "";
+        td.firstElementChild.textContent = entry?.text ?? "";
+        td.firstElementChild.hidden = !entry;
       }
     });
     columns.forEach((th, a) => { th.hidden = !across.has(a); });
