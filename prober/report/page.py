@@ -1,7 +1,7 @@
 """The matrix as one HTML page that needs nothing else: no network, no server, and no script to be read.
 
 Pure: rows in, text out. Everything that came out of a row is escaped; the page's policy lets nothing run but its own
-script and lets nothing be loaded. Needs Jinja2 and pygal, the extra ``report``.
+script and lets nothing be loaded. Needs Jinja2, the extra ``report``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from prober.records import NotReady
-from prober.report.charts import curves_of
+from prober.report import charts
 from prober.report.heatmap import STEPS, heatmap_of
 from prober.report.rows import HEADINGS, Line, choices, lines_of
 from prober.results.schema import Row
@@ -31,12 +31,12 @@ _FILTERS = (("gpu", "GPU"), ("tp", "TP"), ("kv", "KV dtype"), ("vllm", "vLLM"), 
 def page_of(rows: Sequence[Row], made_at: datetime) -> str:
     """Render the whole page. ``made_at`` is shown and changes nothing else.
 
-    Raises ``NotReady`` where Jinja2 or pygal is missing.
+    Raises ``NotReady`` where Jinja2 is missing.
     """
     environment = _environment()
     style, script = _package_text("report.css"), _package_text("report.js")
     lines = lines_of(rows)
-    curves = curves_of(lines)
+    curves = charts.charts_of(lines)
     return environment.get_template("report.html.j2").render(
         style=style,
         style_hash=_hash(style),
@@ -47,6 +47,7 @@ def page_of(rows: Sequence[Row], made_at: datetime) -> str:
         headings=HEADINGS,
         filters=[(key, label, choices(lines, key)) for key, label in _FILTERS],
         ages=_AGES,
+        plot=charts,
         heat=heatmap_of(lines),
         steps=[(step, _step_label(step)) for step in range(STEPS)],
         lines=lines,
@@ -59,7 +60,7 @@ def _environment() -> Environment:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
-        raise NotReady("The page needs Jinja2: pip install jinja2 pygal.") from error
+        raise NotReady("The page needs Jinja2: pip install jinja2.") from error
     return Environment(
         loader=PackageLoader("prober.report", "templates"),
         autoescape=True,
