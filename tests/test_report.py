@@ -22,7 +22,7 @@ from prober.report.charts import LEFT, MOST_SERIES, RIGHT, TOP, Chart, Series, c
 from prober.report.heatmap import colour_step, heatmap_of
 from prober.report.markdown import markdown_of
 from prober.report.page import page_of
-from prober.report.rows import HEADINGS, RowKind, judged, lines_of, serve_command
+from prober.report.rows import HEADINGS, RowKind, answer_of, lines_of, serve_command
 from prober.results.schema import Row
 from prober.results.store import Store
 
@@ -58,15 +58,15 @@ def cell(*given: Row) -> tuple[str, str]:
 
 
 def test_only_a_measured_full_length_answer_is_proven() -> None:
-    assert judged(proven(4000)) == (RowKind.PROVEN, 4000)
-    assert judged(a_row(status=Status.AT_LEAST, max_model_len=5000)) == (RowKind.BOUND, 5000)
-    assert judged(proven(4000, max_model_len=None, status=Status.INCONCLUSIVE)) == (RowKind.BOUND, 4000)
+    assert answer_of(proven(4000)) == (RowKind.PROVEN, 4000)
+    assert answer_of(a_row(status=Status.AT_LEAST, max_model_len=5000)) == (RowKind.BOUND, 5000)
+    assert answer_of(proven(4000, max_model_len=None, status=Status.INCONCLUSIVE)) == (RowKind.BOUND, 4000)
     start = a_row(max_model_len=None, verified=Verify.NONE, status=Status.INCONCLUSIVE)
-    assert judged(start) == (RowKind.STARTS, 4096)
+    assert answer_of(start) == (RowKind.STARTS, 4096)
     for source in (Source.REPORTED, Source.IMPORTED):
-        assert judged(a_row(source=source, max_model_len=9000)) == (RowKind.STARTS, 9000)
-    assert judged(proven(4000, status=Status.UNSTABLE, max_model_len=None)) == (RowKind.UNKNOWN, None)
-    assert judged(a_row(status=Status.DOES_NOT_FIT, max_model_len=None)) == (RowKind.NO_FIT, None)
+        assert answer_of(a_row(source=source, max_model_len=9000)) == (RowKind.STARTS, 9000)
+    assert answer_of(proven(4000, status=Status.UNSTABLE, max_model_len=None)) == (RowKind.UNKNOWN, None)
+    assert answer_of(a_row(status=Status.DOES_NOT_FIT, max_model_len=None)) == (RowKind.NO_FIT, None)
 
 
 def test_cell_is_the_lowest_of_machines_and_the_longest_of_settings() -> None:
@@ -160,7 +160,7 @@ def test_curves_that_are_not_drawn_are_counted() -> None:
     ]
     (chart,) = charts_of(lines_of(many))[0].charts
     assert (len(chart.series), chart.left_out) == (MOST_SERIES, 3)
-    assert "and 3 more that are not drawn" in page_of(many, NOW)
+    assert "and 3 more not drawn" in page_of(many, NOW)
 
 
 def test_page_loads_nothing_and_runs_only_its_own_script() -> None:

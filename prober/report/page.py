@@ -1,7 +1,7 @@
-"""The matrix as one HTML page that needs nothing else: no network, no server, and no script to be read.
+"""The matrix as one self-contained HTML page, readable without network, server or scripts.
 
-Pure: rows in, text out. Everything that came out of a row is escaped; the page's policy lets nothing run but its own
-script and lets nothing be loaded. Needs Jinja2, the extra ``report``.
+Pure: rows in, text out. All values from rows are escaped, and the page's Content-Security-Policy allows its own script
+and style only. Needs Jinja2 (the extra ``report``).
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ _FILTERS = (("gpu", "GPU"), ("tp", "TP"), ("kv", "KV dtype"), ("vllm", "vLLM"), 
 
 
 def page_of(rows: Sequence[Row], made_at: datetime) -> str:
-    """Render the whole page. ``made_at`` is shown and changes nothing else.
-
-    Raises ``NotReady`` where Jinja2 is missing.
-    """
+    """Render the page. ``made_at`` is the time in the footer. Raises NotReady when Jinja2 is missing."""
     environment = _environment()
     style, script = _package_text("report.css"), _package_text("report.js")
     lines = lines_of(rows)
@@ -72,9 +69,9 @@ def _environment() -> Environment:
 
 
 def _visible(value: Any) -> Any:
-    """Escape a text so that a reader of the page gets it back as it was, carriage returns included.
+    """Escape a text so that a browser shows it unchanged, carriage returns included.
 
-    What no page can hold (control characters, lone surrogates) becomes the replacement character.
+    Characters not allowed in HTML (control characters, lone surrogates) become the replacement character.
     """
     from markupsafe import Markup, escape
 
