@@ -256,7 +256,7 @@ def test_a_release_of_what_is_not_committed_is_refused(clone: Path) -> None:
     done = attempt("scripts/release.sh", prober.__version__, "--dry-run", cwd=clone)
     new.unlink()
     assert done.returncode == 1
-    assert done.stderr == "release: there are changes that are not committed\n"
+    assert done.stderr == "release: there are uncommitted changes\n"
 
 
 def test_pre_commit_looks_at_the_changed_files(clone: Path, tmp_path: Path) -> None:
