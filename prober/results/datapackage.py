@@ -79,26 +79,26 @@ _README = """\
 # Proven ceilings of vLLM's `max_model_len`
 
 The data in this folder is in the public domain (CC0-1.0, see LICENSE). Schema version {version}.
-This page, `datapackage.json` and LICENSE are written from the prober's code: do not edit them by hand.
+This page, `datapackage.json` and LICENSE are generated from the prober's code: do not edit them by hand.
 
-| file | what it is |
+| file | content |
 |---|---|
-| `matrix.csv` | the answers: one row for each combination and machine |
-| `trials.jsonl` | the evidence: one line for each launch, only ever appended to |
-| `datapackage.json` | every column for programs (Frictionless Table Schema) |
+| `matrix.csv` | the answers: one row per combination and machine |
+| `trials.jsonl` | the evidence: one line per launch, append-only |
+| `datapackage.json` | a machine-readable description of every column (Frictionless Table Schema) |
 | `logs/` | the log of each trial; stays on the machine |
 
 ## Reading a row
 
-- An empty cell means unknown. It never means 0 or none.
-- `max_model_len` is filled only where a request of that full length was answered and one token more is refused (or the
-  model allows no more, or nobody asked for more). `starts_max_model_len` is the longest length at which the server
-  came up, which proves no service. `estimated_max_model_len` is what vLLM itself guessed.
-- `source` is `measured` (by the prober), `imported` (from somebody's log) or `reported` (in public, at `source_url`).
-  Only `measured` rows carry proof.
-- A row is about one machine. The same card in another machine can have another ceiling.
-- A text cell that a spreadsheet would take for a formula has an apostrophe in front (and one that starts with an
-  apostrophe has a second one). `prober.read_matrix()` removes it.
+- An empty cell means unknown, never 0 or none.
+- `max_model_len` is set only if a request of that full length was answered and one more token is refused, not allowed by
+  the model, or was not tried. `starts_max_model_len` is the longest length at which the server started, which proves no
+  service. `estimated_max_model_len` is vLLM's own estimate.
+- `source` is `measured` (by the prober), `imported` (from a log) or `reported` (in public, at `source_url`). Only
+  `measured` rows carry proof.
+- A row describes one machine. The same card in another machine can have another ceiling.
+- A text cell that a spreadsheet would run as a formula is prefixed with an apostrophe, and so is one that already starts
+  with an apostrophe. `prober.read_matrix()` removes the prefix.
 
 ```python
 import pandas as pd
@@ -108,7 +108,7 @@ matrix = pd.read_csv("matrix.csv", dtype_backend="numpy_nullable", keep_default_
 
 ## Columns
 
-The names in bold say what a row is about: two rows that agree in all of them are about the same thing.
+The columns in bold form the key: two rows with the same key describe the same combination and machine.
 
 | column | type | unit | meaning |
 |---|---|---|---|
