@@ -74,7 +74,7 @@ class Chart:
     @property
     def bottom(self) -> int:
         """The y coordinate of zero tokens."""
-        return HEIGHT - (60 if self.is_tilted else 24)
+        return HEIGHT - (62 if self.is_tilted else 26)
 
     @property
     def x_labels(self) -> list[tuple[float, str]]:
