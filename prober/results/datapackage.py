@@ -91,14 +91,14 @@ This page, `datapackage.json` and LICENSE are generated from the prober's code: 
 ## Reading a row
 
 - An empty cell means unknown, never 0 or none.
-- `max_model_len` is set only if a request of that full length was answered and one more token is refused, not allowed by
-  the model, or was not tried. `starts_max_model_len` is the longest length at which the server started, which proves no
-  service. `estimated_max_model_len` is vLLM's own estimate.
+- `max_model_len` is set only if a request of that full length was answered and one more token is refused, not allowed
+  by the model, or was not tried. `starts_max_model_len` is the longest length at which the server started, which proves
+  no service. `estimated_max_model_len` is vLLM's own estimate.
 - `source` is `measured` (by the prober), `imported` (from a log) or `reported` (in public, at `source_url`). Only
   `measured` rows carry proof.
 - A row describes one machine. The same card in another machine can have another ceiling.
-- A text cell that a spreadsheet would run as a formula is prefixed with an apostrophe, and so is one that already starts
-  with an apostrophe. `prober.read_matrix()` removes the prefix.
+- A text cell that a spreadsheet would run as a formula is prefixed with an apostrophe, and so is one that already
+  starts with an apostrophe. `prober.read_matrix()` removes the prefix.
 
 ```python
 import pandas as pd
