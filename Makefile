@@ -1,8 +1,8 @@
 # make probe             probe the packaged tiny model with the real vLLM (CPU where there is no NVIDIA GPU)
 # make probe MODEL=Qwen/Qwen3-8B TP=1 ARGS="--gpu-memory-utilization 0.9 -- --kv-cache-dtype fp8"
-# make test              every check and test, the real engine included
-# make coverage          the share of prober/ that the tests run, child processes included
-# make test-fast         a few minutes: neither the real engine nor the slow tests
+# make test              run every check and test, including the real engine
+# make coverage          measure the lines of prober/ that the tests run, child processes included
+# make test-fast         run the checks and the quick tests, in a few minutes
 
 PYTHON ?= python3
 ENGINE_PYTHON ?= .venv-engine/bin/python
@@ -10,8 +10,8 @@ MODEL ?= prober/models/tiny-llama
 TP ?= 1
 RESULTS ?= results
 ARGS ?=
-# 8 MiB of KV cache hold 4,096 tokens of the tiny model; without weights, since it has none. ARGS come on top, and what
-# they say of vLLM's flags comes last, so that it wins.
+# 8 MiB of KV cache hold 4,096 tokens of the tiny model, which has no weights. ARGS are added, and their vLLM flags come
+# last, so that they win.
 TINY = --load-format dummy --kv-cache-memory-bytes 8388608 --max-num-seqs 16
 WITH_TINY = --compile eager $(if $(filter --,$(ARGS)),$(patsubst --,-- $(TINY),$(ARGS)),$(ARGS) -- $(TINY))
 WORDS = $(if $(filter prober/models/tiny-llama,$(MODEL)),$(WITH_TINY),$(ARGS))
@@ -21,8 +21,8 @@ WORDS = $(if $(filter prober/models/tiny-llama,$(MODEL)),$(WITH_TINY),$(ARGS))
 probe: venv $(if $(filter .venv-engine/bin/python,$(ENGINE_PYTHON)),engine)
 	@.venv/bin/prober probe $(MODEL) --tp $(TP) --python $(ENGINE_PYTHON) --results $(RESULTS) $(WORDS)
 
-# The engine's tests come last and alone: two cores are no more than one start needs. What fails is tried once more and
-# shown as RERUN: hundreds of these tests start, kill and time processes on a machine that has other work, too.
+# The engine's tests run last and one at a time, because one start needs two cores. A failed test is repeated once and
+# shown as RERUN: hundreds of tests start, kill and time processes, possibly on a busy machine.
 test: check engine
 	@$(PYTHON) scripts/make_env.py engine --version 0.28.0
 	.venv/bin/pytest -m "not engine" -n 2 --dist loadgroup --reruns 1
@@ -31,7 +31,7 @@ test: check engine
 test-fast: check
 	.venv/bin/pytest -m "not engine and not slow" -n 2 --dist loadgroup
 
-# The share of prober/ that the tests without the real engine run, its own child processes included; less than 95 % fails.
+# Line coverage of prober/ without the real engine, child processes included; below 95 % it fails.
 coverage: venv
 	.venv/bin/coverage erase
 	.venv/bin/coverage run -m pytest -m "not engine" -n 2 --dist loadgroup --reruns 1
@@ -48,12 +48,12 @@ venv:
 engine:
 	@$(PYTHON) scripts/make_env.py engine
 
-# Five ways to a length, side by side on the real engine (three hours).
+# Compare five methods of finding a length on the real engine (three hours).
 bench: venv engine
 	@$(PYTHON) scripts/make_env.py engine --version 0.28.0
 	.venv/bin/python scripts/side_by_side.py $(ENGINE_PYTHON) .venv-engine-0.28.0/bin/python --output results/bench.csv
 
-# How well the rules read public start-ups.
+# Score the rules on public startup logs.
 CORPUS ?= ../shared/corpus
 corpus: venv
 	.venv/bin/python scripts/corpus.py $(CORPUS)

@@ -1,9 +1,9 @@
-"""The checks of check_gpu.sh: what tests play on made-up GPUs, once on a true one.
+"""The checks of check_gpu.sh: scenarios of the test suite on a real GPU.
 
     python scripts/check_gpu.py ENGINE_PYTHON [SECONDS]
 
-A fake engine takes true device memory through torch; NVML is asked before, during and after. Where ENGINE_PYTHON has
-vLLM, two dense models are probed as well, by their public shapes and with dummy weights, as far as SECONDS allow.
+A fake engine allocates real device memory through torch; NVML is read before, during and after. If ENGINE_PYTHON has
+vLLM, two dense models are also probed, with their public shapes and dummy weights, as far as SECONDS allow.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ QWEN_32B = {
     "max_position_embeddings": 40960, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
     "attention_bias": False, "hidden_act": "silu",
 }  # fmt: skip
-# Name, shape, GiB to let vLLM have: weights, a margin for activations, and a few GiB for the KV cache.
+# Name, shape, GiB for vLLM: weights, a margin for activations, and a few GiB for the KV cache.
 SHAPES = (("llama-3.1-8b-shape", LLAMA_8B, 22.0), ("qwen3-32b-shape", QWEN_32B, 72.0))
 
 
@@ -86,7 +86,7 @@ class Check:
 
     @contextlib.contextmanager
     def holder(self, **environment: str) -> Iterator[subprocess.Popen[str]]:
-        """A process of nobody's trial that holds 1 GiB of the GPU."""
+        """A process outside any trial that holds 1 GiB of the GPU."""
         own = {**os.environ, "CUDA_VISIBLE_DEVICES": self.gpu.uuid, **environment}
         command = [self.python, "-c", HOLDS]
         with subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True) as process:
@@ -109,7 +109,7 @@ class Check:
 
 
 def memory_is_taken_and_returned(check: Check) -> str:
-    """A whole search: the memory is really taken, and back before each next trial."""
+    """A whole search allocates device memory and releases it before each next trial."""
     before, most = check.used_mib(), 0
     engine = check.engine("whole")
     with check.probing(engine) as prober:
@@ -128,7 +128,7 @@ def memory_is_taken_and_returned(check: Check) -> str:
 
 
 def orphans_end(check: Check) -> str:
-    """The prober is killed, and its trial has children in sessions of their own: all end, the memory comes back."""
+    """After the prober is killed, children of its trial in other sessions end too, and the memory is released."""
     before = check.used_mib()
     stubborn = (Fault(FaultKind.DOUBLE_FORK), Fault(FaultKind.CLEAN_ENV_GRANDCHILD), Fault(FaultKind.IGNORE_SIGTERM))
     engine = check.engine("orphans", *stubborn, Fault(FaultKind.HANG, "capture"))
@@ -142,7 +142,7 @@ def orphans_end(check: Check) -> str:
 
 
 def neighbour_is_respected(check: Check) -> str:
-    """A busy GPU is waited for, its holder named and left alone; when it leaves, the search goes on."""
+    """The prober waits for a busy GPU, names its holder, and continues when the holder exits."""
     engine = check.engine("neighbour")
     with check.holder() as other:
         with check.probing(engine, "--wait", "3") as prober:
@@ -171,7 +171,7 @@ def left_over_is_ended_when_asked(check: Check) -> str:
 
 
 def vllm_is_probed(check: Check) -> str:
-    """Two true models by their shapes, with dummy weights, at a fraction that memory limits."""
+    """Two real models with dummy weights, at a fraction where memory is the limit."""
     look = "import importlib.metadata; print(importlib.metadata.version('vllm'))"
     done = subprocess.run([check.python, "-c", look], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -221,7 +221,7 @@ def main() -> int:
         print(f"GPU {gpu.index} {gpu.name}: {used and used // MIB} of {total and total // MIB} MiB, {gpu.uuid}")
     idle = [gpu for gpu in here.gpus if gpu.is_idle and gpu.memory_used_bytes is not None]
     if not idle:
-        print(f"check_gpu: no idle GPU whose memory NVML tells ({here.problem or 'all are busy'})", file=sys.stderr)
+        print(f"check_gpu: no idle GPU with readable memory ({here.problem or 'all are busy'})", file=sys.stderr)
         return 2
     failed = 0
     with tempfile.TemporaryDirectory() as folder:

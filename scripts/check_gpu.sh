@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Check the prober on a machine with an NVIDIA GPU, in less than five minutes: true NVML, true device memory.
+# Check the prober on a machine with an NVIDIA GPU, in less than five minutes, with real NVML and device memory.
 #
 #   scripts/check_gpu.sh [PYTHON]      PYTHON has torch and nvidia-ml-py (and perhaps vLLM); python3 unless given
 #
-# The prober itself runs in .venv where that exists, else in PYTHON, which then needs click, filelock and psutil too.
-# Nothing is installed and no setting of the GPU is changed. Exit status 0: every check that could run has passed.
+# The prober runs in .venv if it exists, else in PYTHON, which then also needs click, filelock and psutil.
+# Installs nothing and changes no GPU setting. Exit status 0: every check that could run passed.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,7 +14,7 @@ if [[ -x .venv/bin/python ]] && .venv/bin/python -c 'import pynvml, psutil' 2>/d
     prober_python=.venv/bin/python
 fi
 if ! command -v "$engine_python" >/dev/null; then
-    echo "check_gpu: there is no $engine_python" >&2
+    echo "check_gpu: $engine_python not found" >&2
     exit 2
 fi
 if ! "$engine_python" -c 'import torch' 2>/dev/null; then

@@ -1,8 +1,8 @@
-"""Read a corpus of public start-ups and print how many of them are read right. Usage: corpus.py FOLDER
+"""Classify a corpus of public startup logs and print how many are classified correctly. Usage: corpus.py FOLDER
 
-The folder holds ``corpus.csv`` (one row per start-up, with its outcome and figures) and ``lines/<id>.log``. A figure
-counts when its digits stand in the lines; what was only told elsewhere cannot be read from them.
-Exit status 1: a failure that is not about capacity was read as one, or a good log as a failure.
+The folder holds ``corpus.csv`` (one row per startup, with its outcome and figures) and ``lines/<id>.log``. A figure
+counts only if its digits appear in the lines.
+Exit status 1: another failure was classified as capacity, or a good log as a failure.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from prober.records import Outcome, Verdict
 
 CAPACITY = frozenset({Outcome.KV_TOO_SMALL, Outcome.NO_KV_MEMORY, Outcome.DEVICE_OOM, Outcome.UNSERVABLE})
 GOOD = frozenset({Outcome.READY, Outcome.UNFINISHED})
-UNREAD = frozenset(
-    {Outcome.UNFINISHED, Outcome.CRASH}
-)  # no cause found: the lines may not hold one, or the reader does not know it
+UNREAD = frozenset({Outcome.UNFINISHED, Outcome.CRASH})  # no cause found: the lines have none, or no rule knows it
 EXPECTED: dict[str, frozenset[Outcome]] = {
     "ok": GOOD,
     "too_long": frozenset({Outcome.KV_TOO_SMALL}),
@@ -74,12 +72,12 @@ def main(folder: Path) -> int:
 
 
 def is_right(row: dict[str, str], verdict: Verdict) -> bool:
-    """The outcome is the one the row states; crashes, hangs and others must only not read as capacity."""
+    """Whether the outcome is the stated one; crashes, hangs and others only must not be capacity."""
     return verdict.outcome in EXPECTED.get(row["outcome"], ANYTHING_BUT_CAPACITY)
 
 
 def is_dangerous(row: dict[str, str], verdict: Verdict) -> bool:
-    """The two misreadings that make a wrong ceiling."""
+    """Whether a misclassification would make a wrong ceiling."""
     is_capacity = bool(EXPECTED.get(row["outcome"], frozenset()) & CAPACITY)
     if row["outcome"] == "ok":
         return verdict.outcome not in GOOD
@@ -87,7 +85,7 @@ def is_dangerous(row: dict[str, str], verdict: Verdict) -> bool:
 
 
 def compared(row: dict[str, str], verdict: Verdict, log: bytes) -> Iterator[tuple[str, str, str, object, bool]]:
-    """Each figure that the lines support: row, column, stated, read, and whether they agree."""
+    """Each figure found in the lines: row, column, stated, parsed, and whether they agree."""
     text = re.sub(r"(?<=\d),(?=\d{3})", "", log.decode("utf-8", "replace"))
     for column, name in FIGURES.items():
         stated = row[column]
@@ -98,13 +96,13 @@ def compared(row: dict[str, str], verdict: Verdict, log: bytes) -> Iterator[tupl
 
 
 def stands_in(stated: str, text: str) -> bool:
-    """The number is printed somewhere in the lines, perhaps with zeros behind it."""
+    """Whether the number appears in the lines, possibly with trailing zeros."""
     whole = re.escape(stated.rstrip("0").rstrip(".") if "." in stated else stated)
     return re.search(rf"(?<![\d.]){whole}0*(?![\d]|\.\d*[1-9])", text) is not None
 
 
 def tolerance(stated: str) -> float:
-    """Half of the last digit that is stated."""
+    """Half a unit of the last stated digit."""
     return 0.5 * 10.0 ** -len(stated.partition(".")[2]) if "." in stated else 0.0
 
 

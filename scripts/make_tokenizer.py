@@ -1,4 +1,4 @@
-"""Make the tokenizer of the packaged tiny model again: byte-level BPE, 1,024 entries, from this project's own words.
+"""Rebuild the tokenizer of the packaged tiny model: byte-level BPE, 1,024 entries, trained on this project's source.
 
 .venv-engine/bin/python scripts/make_tokenizer.py   (it needs the `tokenizers` package, which vLLM brings)
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make a release: check that everything agrees, test, build both archives, tag. Nothing is pushed or uploaded.
+# Make a release: check the version, test, build both archives, tag. Pushes and uploads nothing.
 #   scripts/release.sh VERSION            e.g. 0.1.0
 #   scripts/release.sh VERSION --dry-run  check and build, without the tests and the tag
 set -euo pipefail
@@ -16,11 +16,11 @@ stop() {
 [[ -z $is_dry || $is_dry == --dry-run ]] || stop "unknown option $is_dry"
 grep -qx "__version__ = \"$version\"" prober/__init__.py || stop "prober/__init__.py does not say $version"
 grep -qE "^## $version \([0-9]{4}-[0-9]{2}-[0-9]{2}\)$" CHANGELOG.md || stop "CHANGELOG.md has no dated section $version"
-[[ -z $(git status --porcelain) ]] || stop "there are changes that are not committed"
-if git rev-parse -q --verify "refs/tags/v$version" >/dev/null; then stop "v$version is there already"; fi
+[[ -z $(git status --porcelain) ]] || stop "there are uncommitted changes"
+if git rev-parse -q --verify "refs/tags/v$version" >/dev/null; then stop "v$version already exists"; fi
 
 [[ -n $is_dry ]] || make test
-# From what is committed: whatever else lies in this folder cannot get in.
+# Build from the commit, so that no other file in this folder gets in.
 rm -rf dist
 source=$(mktemp -d)
 trap 'rm -rf "$source"' EXIT
@@ -30,5 +30,5 @@ git archive HEAD | tar -x -C "$source"
 cat dist/SHA256SUMS
 if [[ -z $is_dry ]]; then
     git tag --annotate "v$version" --message "prober $version"
-    echo "Tagged v$version. To publish: git push origin v$version, and upload what lies in dist/."
+    echo "Tagged v$version. To publish: git push origin v$version, and upload the files in dist/."
 fi

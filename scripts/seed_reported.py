@@ -1,10 +1,10 @@
-"""Turn a table of public start-ups into ``reported`` rows of the matrix.
+"""Turn a table of public startups into ``reported`` rows of the matrix.
 
     python scripts/seed_reported.py CORPUS.csv [--results results] [--check]
 
-A row is taken where the table names a public address, the model, the GPU, when or with which vLLM, and a length that
-started or was refused for capacity. A success at length L says that it *starts* at L, never that L is a ceiling.
-Running it again changes nothing; ``--check`` only compares, and exits with 1 where the matrix lacks a row.
+A row needs a public URL, the model, the GPU, the date or vLLM version, and a length that started or was refused for
+capacity. A success at length L means that vLLM *starts* at L, never that L is a ceiling. The script is idempotent;
+``--check`` only compares, and exits with 1 if the matrix lacks a row.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from prober.results.store import Store
 from prober.results.text import public_text
 
 _MODEL = re.compile(r"[\w.\-]+(/[\w.\-]+)?")
-# Refusals that speak of capacity and of nothing else. An out-of-memory in somebody's report may have had a neighbour.
+# Refusals caused by capacity alone. In a reported out-of-memory, another process may have held memory.
 _REFUSED = ("too_long", "no_kv_memory")
 
 
 def reported_rows(table: Iterable[dict[str, str]]) -> list[Row]:
-    """Choose and write the rows; starts of one report that differ only in length become one row."""
+    """Build the rows; starts of one report that differ only in length become one row."""
     grouped: dict[tuple[str, ...], list[Row]] = {}
     for line in table:
         row = _row(line)
@@ -80,7 +80,7 @@ def _row(line: dict[str, str]) -> Row | None:
 
 
 def _joined(rows: list[Row]) -> Row:
-    """Make one row of a report's starts: the longest that started, and what was refused above it.
+    """Merge a report's starts into one row: the longest that started and the refusal above it.
 
     The figures are those of the longest start. A refusal *below* a start (profiling without chunked prefill) bounds
     nothing and is only noted.
@@ -119,11 +119,11 @@ def _unless_word(name: str, value: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the rows, or compare them; the exit code says whether all of them stand in the matrix now."""
+    """Write or compare the rows. Returns 1 if the matrix lacks one of them, else 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("corpus", type=Path, help="the table of public start-ups (CSV)")
+    parser.add_argument("corpus", type=Path, help="table of public startups (CSV)")
     parser.add_argument("--results", type=Path, default=Path("results"))
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a row is missing or differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a row is missing or differs")
     options = parser.parse_args(arguments)
     with options.corpus.open(newline="", encoding="utf-8") as file:
         rows = reported_rows(csv.DictReader(file))

@@ -1,10 +1,10 @@
-"""Five ways to a max_model_len, side by side on the real engine.
+"""Compare five methods of finding a max_model_len on the real engine.
 
     .venv/bin/python scripts/side_by_side.py PYTHON… [--only MODEL] [--output results/bench.csv]
 
-For each interpreter that has vLLM and each tiny model: the shell loop of tutorials (double from 4,096 until a start
+For each interpreter that has vLLM and each tiny model: the usual tutorial loop (double from 4,096 until a start
 fails), doubling and then halving to one token, the same with a request of full length at each start, vLLM's own
-``--max-model-len auto``, and the prober. Each answer is then put to the test: is a request of that length answered?
+``--max-model-len auto``, and the prober. Each answer is then tested with a request of that length.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LIMIT = 1_048_576
 
 @dataclass(frozen=True)
 class Subject:
-    """A tiny model and its KV space."""
+    """A tiny model and its KV cache size."""
 
     folder: Path
     kv_mib: int
@@ -60,7 +60,7 @@ SUBJECTS = (
 
 @dataclass
 class Result:
-    """One way's answer."""
+    """The answer of one method."""
 
     way: str
     vllm_version: str
@@ -75,7 +75,7 @@ class Result:
 
 
 class Starter:
-    """Starts vLLM at one length after the other and counts."""
+    """Starts vLLM at one length after another and counts the starts."""
 
     def __init__(self, engine: Engine, combination: Combination, folder: Path) -> None:
         self.engine, self.combination, self.folder = engine, combination, folder
@@ -97,7 +97,7 @@ class Starter:
 
 
 def double(starter: Starter, verify: Verify = Verify.NONE) -> int | None:
-    """The loop of tutorials."""
+    """The usual tutorial loop."""
     best, length = None, FIRST
     while length <= LIMIT and starter.is_good(length, verify):
         best, length = length, length * 2
@@ -141,8 +141,8 @@ WAYS: tuple[tuple[str, Callable[[Starter], int | None]], ...] = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("pythons", nargs="+", type=Path)
-    parser.add_argument("--only", help="the name of one model")
-    parser.add_argument("--way", choices=[name for name, _ in WAYS], help="one way only")
+    parser.add_argument("--only", help="run one model only")
+    parser.add_argument("--way", choices=[name for name, _ in WAYS], help="run one method only")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     with (
@@ -165,7 +165,7 @@ def main() -> None:
 
 
 def combination_of(subject: Subject, folder: Path) -> Combination:
-    """The subject as vLLM is started with it, from a copy that has a tokenizer."""
+    """Yield the subject as vLLM gets it: a copy that has a tokenizer."""
     model = folder / subject.folder.name
     shutil.copytree(TINY, model, dirs_exist_ok=True)
     shutil.copy(subject.folder / "config.json", model)
@@ -177,7 +177,7 @@ def combination_of(subject: Subject, folder: Path) -> Combination:
 def measured(
     name: str, way: Callable[[Starter], int | None], engine: Engine, combination: Combination, kv_mib: int
 ) -> Result:
-    """Run one way, then put its answer to the test (not counted)."""
+    """Run one method, then test its answer (not counted)."""
     with tempfile.TemporaryDirectory() as folder:
         starter, began = Starter(engine, combination, Path(folder)), time.monotonic()
         answer = way(starter)

@@ -101,7 +101,7 @@ def test_script_is_sound_and_says_what_is_missing(tmp_path: Path) -> None:
         subprocess.run(["shellcheck", str(script)], check=True)
     assert os.access(script, os.X_OK)
     done = subprocess.run([str(script), "/no/python"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "check_gpu: there is no /no/python\n")
+    assert (done.returncode, done.stderr) == (2, "check_gpu: /no/python not found\n")
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)

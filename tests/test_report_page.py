@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from prober.report.heatmap import heat_of
+from prober.report.heatmap import Heatmap, heatmap_of
 from prober.report.page import page_of
-from prober.report.rows import lines_of, told
+from prober.report.rows import lines_of
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -169,22 +169,39 @@ def test_filters_are_kept_in_the_address(page: Open) -> None:
     assert driver.current_url.endswith("#gpu=NVIDIA+L4&tp=2&vllm=0.9.2")
 
 
+def expected_cells(heat: Heatmap) -> list[list[str]]:
+    """The heatmap as Python works it out, in the form of `heat_cells`."""
+    return [
+        [model] + [f"{c.text}|{c.style}" if c else "|" for c in row]
+        for model, row in zip(heat.models, heat.cells, strict=True)
+    ]
+
+
 @pytest.mark.parametrize("version", ["", "0.9.2"])
 def test_heatmap_of_the_filtered_rows_is_what_python_works_out(page: Open, version: str) -> None:
     driver = page()
     choose(driver, "vllm", "0.9.2")
     choose(driver, "vllm", version)
-    heat = heat_of(lines_of(r for r in matrix() if r.vllm_version == version or not version))
-    expected = [
-        [model] + [f"{told(c.kind, c.tokens)}|{c.kind if c.step is None else f'h{c.step}'}" if c else "|" for c in row]
-        for model, row in zip(heat.models, heat.cells, strict=True)
-    ]
-    assert heat_cells(driver) == expected
+    heat = heatmap_of(lines_of(r for r in matrix() if r.vllm_version == version or not version))
+    assert heat_cells(driver) == expected_cells(heat)
     spans = driver.execute_script(
         "return [...document.querySelectorAll('#heat [scope=colgroup]:not([hidden])')]"
         ".map((th) => [th.textContent, th.colSpan])"
     )
     assert [tuple(span) for span in spans] == heat.gpus
+
+
+def test_heatmap_counts_only_the_machines_that_pass_the_filters(page: Open) -> None:
+    """The age is the one filter that splits a combination: the machine measured long ago no longer lowers the cell."""
+    driver = page()
+    second_machine = {r.machine: r for r in matrix()}["m2"]
+    now = datetime.fromisoformat(second_machine.measured_at or "") + timedelta(days=35)
+    driver.execute_script("Date.now = () => Date.parse(arguments[0])", now.isoformat())
+    for days, passes in ((90, True), (30, False)):
+        choose(driver, "age", str(days))
+        recent = [r for r in matrix() if now - datetime.fromisoformat(f"{r.measured_at:.10}T00:00Z") <= timedelta(days)]
+        assert (second_machine in recent, matrix()[0] in recent) == (passes, True)
+        assert heat_cells(driver) == expected_cells(heatmap_of(lines_of(recent)))
 
 
 def test_cell_of_the_heatmap_leads_to_its_rows(page: Open) -> None:

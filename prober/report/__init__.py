@@ -1,1 +1,1 @@
-"""The matrix as one HTML page or Markdown table."""
+"""Reports: the matrix as one HTML page or a Markdown table."""

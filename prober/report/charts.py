@@ -1,33 +1,39 @@
-"""How the ceiling moves with one setting while all others stay: series out of rows, and their drawings.
+"""Charts of how the ceiling changes with one setting while all others stay the same. Pure.
 
-pygal draws; of its SVG only shapes, classes and text are kept (no script, style or link), so that the page's own
-style sheet colours it, in light and dark. Only proven lengths are drawn.
+Finds the series in the rows and computes coordinates; the page's template draws the SVG. Only proven lengths count.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
-from xml.etree.ElementTree import Element
 
-from prober.records import NotReady
-from prober.report.rows import Line, RowKind
+from prober.report.rows import Line
 from prober.results.lookup import utilization
 from prober.results.naming import version_order
-from prober.results.schema import KEY, Row
+from prober.results.schema import SHARED_KEY, Row
 
-MOST_SERIES = 8  # that eyes can tell apart, and colours that the style sheet has
-_SVG = "{http://www.w3.org/2000/svg}"
-_DROPPED_CLASSES = ("tooltip-overlay", "text-overlay", "legends", "titles")
-_KEPT = {"class", "d", "cx", "cy", "r", "x", "y", "width", "height", "transform"}
+MOST_SERIES = 8  # as many colours as the style sheet has
+WIDTH, HEIGHT = 440, 250  # of a chart, in SVG user units
+LEFT, RIGHT, TOP = 62, WIDTH - 14, 10  # edges of the plot area
+_MOST_LEVEL_LABELS = 5  # more x labels than that are tilted
+_MOST_LABELS = 12
+_SHORT_NAMES = {
+    "tensor_parallel_size": "TP",
+    "pipeline_parallel_size": "PP",
+    "gpu_memory_utilization": "utilization",
+    "kv_cache_dtype": "KV",
+    "vllm_version": "vLLM",
+    "gpu_memory_mib": "MiB",
+    "model_revision": "revision",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A setting that curves follow, and which key columns it takes along."""
+    """The setting on a chart's x axis, and the key columns that change with it."""
 
     title: str
     value_of: Callable[[Row], Any]
@@ -45,7 +51,7 @@ AXES = (
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One curve: everything but the axis is the same at each of its points."""
+    """One curve: its points differ in nothing but the axis."""
 
     label: str
     points: tuple[tuple[Any, int], ...]  # value on the axis -> tokens, in the axis' order
@@ -53,16 +59,54 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves over one axis. ``left_out`` counts further curves that are not drawn."""
+    """Series over one axis, with the coordinates to draw them. ``left_out`` counts series that are not drawn."""
 
     title: str
     series: tuple[Series, ...]
     left_out: int
-    svg: str
+    values: tuple[Any, ...]  # on the x axis, in its order
+
+    @property
+    def is_tilted(self) -> bool:
+        """Whether the x labels need more room than a horizontal line gives."""
+        return len(self.values) > _MOST_LEVEL_LABELS
+
+    @property
+    def bottom(self) -> int:
+        """The y coordinate of zero tokens."""
+        return HEIGHT - (62 if self.is_tilted else 26)
+
+    @property
+    def x_labels(self) -> list[tuple[float, str]]:
+        """At most twelve coordinates and texts."""
+        every = -(-len(self.values) // _MOST_LABELS)
+        return [(self.x(value), f"{value:g}" if isinstance(value, float) else str(value)[:20])
+                for value in self.values[::every]]  # fmt: skip
+
+    @property
+    def y_ticks(self) -> range:
+        """Three to six round numbers of tokens, from zero to the longest length or above."""
+        longest = max(tokens for series in self.series for _, tokens in series.points)
+        rough = max(longest // 4, 1)
+        magnitude = 10 ** (len(str(rough)) - 1)
+        step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= rough)
+        return range(0, longest + step, step)
+
+    def x(self, value: Any) -> float:
+        """Scale a value: by distance where all are fractions, else by position."""
+        if all(isinstance(each, float) for each in self.values):
+            share: float = (value - self.values[0]) / (self.values[-1] - self.values[0])
+        else:
+            share = self.values.index(value) / (len(self.values) - 1)
+        return round(LEFT + share * (RIGHT - LEFT), 1)
+
+    def y(self, tokens: int) -> float:
+        """Scale a number of tokens."""
+        return round(self.bottom - tokens / self.y_ticks[-1] * (self.bottom - TOP), 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Curves:
+class ModelCharts:
     """The charts of one model on one type of GPU."""
 
     model: str
@@ -70,17 +114,17 @@ class Curves:
     charts: tuple[Chart, ...]
 
 
-def curves_of(lines: Iterable[Line]) -> list[Curves]:
-    """Find and draw every curve that has at least two points. Raises ``NotReady`` where pygal is missing."""
+def charts_of(lines: Iterable[Line]) -> list[ModelCharts]:
+    """Find every series of at least two points, grouped by model and GPU."""
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
-        if line.kind in (RowKind.PROVEN, RowKind.BOUND):
+        if line.kind.is_proven:
             groups.setdefault((line.row.model, line.row.gpu), []).append(line)
     found = []
     for (model, gpu), group in groups.items():
         charts = tuple(chart for chart in (_chart(axis, group) for axis in AXES) if chart)
         if charts:
-            found.append(Curves(model, gpu, charts))
+            found.append(ModelCharts(model, gpu, charts))
     return found
 
 
@@ -88,115 +132,35 @@ def _chart(axis: Axis, lines: Sequence[Line]) -> Chart | None:
     series = _series(axis, lines)
     if not series:
         return None
-    drawn = series[:MOST_SERIES]
-    return Chart(axis.title, tuple(drawn), len(series) - len(drawn), _draw(axis, drawn))
+    drawn = tuple(series[:MOST_SERIES])
+    values = sorted({value for each in drawn for value, _ in each.points}, key=axis.order)
+    return Chart(axis.title, drawn, len(series) - len(drawn), tuple(values))
 
 
 def _series(axis: Axis, lines: Sequence[Line]) -> list[Series]:
-    """Group what differs in nothing but the axis (and the machine, of which the lowest counts)."""
-    fixed = [name for name in KEY if name not in (*axis.columns, "machine")]
+    """Group lines that differ only on the axis; of several machines the lowest counts."""
+    fixed = [name for name in SHARED_KEY if name not in axis.columns]
     groups: dict[tuple[object, ...], dict[Any, int]] = {}
     for line in lines:
         value = axis.value_of(line.row)
         if value is not None and line.tokens is not None and not (isinstance(value, float) and not isfinite(value)):
             points = groups.setdefault(tuple(getattr(line.row, name) for name in fixed), {})
             points[value] = min(points.get(value, line.tokens), line.tokens)
-    several = {key: points for key, points in groups.items() if len(points) > 1}
-    differing = [index for index in range(len(fixed)) if len({key[index] for key in several}) > 1]
+    curves = {key: points for key, points in groups.items() if len(points) > 1}
+    differing = [index for index in range(len(fixed)) if len({key[index] for key in curves}) > 1]
     found = [
-        Series(_label([(fixed[index], key[index]) for index in differing]), _in_order(points, axis))
-        for key, points in several.items()
+        Series(
+            label=_label([(fixed[index], key[index]) for index in differing]),
+            points=tuple(sorted(points.items(), key=lambda point: axis.order(point[0]))),
+        )
+        for key, points in curves.items()
     ]
-    return sorted(found, key=lambda one: (-len(one.points), one.label))
-
-
-def _in_order(points: dict[Any, int], axis: Axis) -> tuple[tuple[Any, int], ...]:
-    return tuple(sorted(points.items(), key=lambda point: axis.order(point[0])))
+    return sorted(found, key=lambda series: (-len(series.points), series.label))
 
 
 def _label(settings: Sequence[tuple[str, object]]) -> str:
-    names = {"tensor_parallel_size": "TP", "pipeline_parallel_size": "PP", "gpu_memory_utilization": "utilization",
-             "kv_cache_dtype": "KV", "vllm_version": "vLLM", "gpu_memory_mib": "MiB",
-             "model_revision": "revision"}  # fmt: skip
-    shown = [
-        f"{names.get(name, name)} {str(value)[:60] if value is not None else 'default'}"
+    return ", ".join(
+        f"{_SHORT_NAMES.get(name, name)} {'default' if value is None else str(value)[:60]}"
         for name, value in settings
         if name != "gpu_count"
-    ]
-    return ", ".join(shown)
-
-
-def _draw(axis: Axis, series: Sequence[Series]) -> str:
-    pygal = _drawing_library()
-    values = sorted({value for one in series for value, _ in one.points}, key=axis.order)
-    is_scale = all(isinstance(value, float) for value in values)  # distances mean something
-    kind = pygal.XY if is_scale else pygal.Line
-    chart = kind(
-        js=[], css=[], no_prefix=True, width=440, height=250, show_legend=False, margin=4, min_scale=3, max_scale=6,
-        dots_size=3, include_x_axis=True, truncate_label=-1, x_label_rotation=35 if len(values) > 5 else 0,
-        y_value_formatter=lambda y: f"{y:,.0f}", value_formatter=lambda y: f"{y:,.0f}",
-    )  # fmt: skip
-    chart.x_labels = values if is_scale else [str(value)[:20] for value in values]
-    if is_scale:
-        chart.x_value_formatter = lambda x: f"{x:g}"
-    elif len(values) > 12:
-        chart.show_minor_x_labels = False
-        chart.x_labels_major_every = -(-len(values) // 12)
-    for one in series:
-        known = dict(one.points)
-        chart.add(one.label, list(one.points) if is_scale else [known.get(value) for value in values])
-    return _plain_svg(chart.render_tree(), series, axis)
-
-
-def _drawing_library() -> Any:
-    try:
-        import pygal  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise NotReady("The page's curves need pygal: pip install jinja2 pygal.") from error
-    # It leaves an importer behind for plug-ins of old, at which Python 3.11 warns with every later import.
-    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "pygal"]
-    return pygal
-
-
-def _plain_svg(root: Element, series: Sequence[Series], axis: Axis) -> str:
-    from markupsafe import escape
-
-    curves = ", ".join(f"{one.label or 'ceiling'}: {_spoken(one)}" for one in series)
-    name = escape(f"max_model_len over {axis.title}. {curves}")
-    parts: list[str] = []
-    for child in root:
-        _write(child, parts)
-    return f'<svg viewBox="{escape(root.get("viewBox"))}" role="img" aria-label="{name}">{"".join(parts)}</svg>'
-
-
-def _spoken(series: Series) -> str:
-    return "; ".join(f"{tokens:,} at {value}" for value, tokens in series.points)
-
-
-def _write(element: Element, parts: list[str]) -> None:
-    """Write shapes and text, and of their attributes those that say where and what they are."""
-    from markupsafe import escape
-
-    tag = element.tag.removeprefix(_SVG) if isinstance(element.tag, str) else ""
-    if tag not in ("g", "path", "rect", "circle", "text"):
-        return
-    classes = (element.get("class") or "").split()
-    if any(name in classes for name in _DROPPED_CLASSES):
-        return
-    attributes = "".join(f' {name}="{escape(_short(value))}"' for name, value in element.items() if name in _KEPT)
-    parts.append(f"<{tag}{attributes}>")
-    if tag == "text" and element.text:
-        parts.append(str(escape(element.text)))
-    if "dots" in classes:  # what a pointer that rests on the dot is told
-        said = next((child.text for child in element if child.get("class") == "value"), None)
-        parts.append(f"<title>{escape(said or '')}</title>")
-    for child in element if tag != "circle" else ():
-        _write(child, parts)
-    parts.append(f"</{tag}>")
-
-
-def _short(number: str) -> str:
-    try:
-        return f"{float(number):.1f}".removesuffix(".0")
-    except ValueError:
-        return number
+    )

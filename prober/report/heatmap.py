@@ -1,7 +1,8 @@
-"""The heatmap: models down, GPU and parallel sizes across, each cell the longest length known for it.
+"""The heatmap: models down, GPU and parallel sizes across; each cell is the longest length known for it.
 
 Pure. Of one combination measured on several machines the lowest counts; of several combinations (utilization,
-version, dtypes) the longest. report.js does the same again for what the filters leave.
+version, dtypes) the longest. All rules are here: each row's `HeatEntry` carries its text, its colour and its two ranks
+to the page, where report.js repeats only the selection by rank, on the rows that pass the filters.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
+from typing import Any
 
-from prober.report.rows import Line, RowKind
+from prober.report.rows import Line, RowKind, answer_text
 
 STEPS = 9  # colours, one for each doubling: below 4,096, from 4,096, …, from 524,288
 _FIRST_STEP_BITS = 12
 
-# What stands for a combination: a machine where it does not fit first, one that could not tell last.
-_LOWNESS = {
+# Which machine speaks for a combination: one where it does not fit first, one without an answer last.
+_CAUTION = {
     RowKind.NO_FIT: 0,
     RowKind.PROVEN: 1,
     RowKind.BOUND: 1,
@@ -25,14 +27,14 @@ _LOWNESS = {
     RowKind.REFUSED: 3,
     RowKind.UNKNOWN: 4,
 }
-# What stands for a cell: a proven length first.
-_WORTH = {
-    RowKind.PROVEN: 4,
-    RowKind.BOUND: 4,
-    RowKind.STARTS: 3,
+# Which combination speaks for a cell: a proven length first.
+_MERIT = {
+    RowKind.PROVEN: 0,
+    RowKind.BOUND: 0,
+    RowKind.STARTS: 1,
     RowKind.NO_FIT: 2,
-    RowKind.REFUSED: 1,
-    RowKind.UNKNOWN: 0,
+    RowKind.REFUSED: 3,
+    RowKind.UNKNOWN: 4,
 }
 
 
@@ -46,54 +48,68 @@ class HeatColumn:
 
     @property
     def label(self) -> str:
-        """The sizes in a few letters."""
+        """Abbreviate the parallel sizes."""
         size = f"TP {self.tensor_parallel_size or '?'}"
         return f"{size} · PP {self.pipeline_parallel_size}" if self.pipeline_parallel_size > 1 else size
 
 
 @dataclass(frozen=True, slots=True)
-class HeatCell:
-    """What a cell shows; ``step`` is its colour, None: nothing proven."""
+class HeatEntry:
+    """What one row contributes to the heatmap."""
 
-    kind: RowKind
-    tokens: int | None
-    step: int | None
+    place: tuple[int, int]  # indices of its model and column
+    combination: int
+    caution: int  # of the rows of one combination, the lowest caution wins
+    merit: int  # of the winners in one cell, the lowest merit wins
+    text: str
+    style: str  # CSS class
 
 
 @dataclass(frozen=True, slots=True)
-class Heat:
-    """The whole map. ``cells[model][column]``; None: nothing known. ``places`` says where each line went."""
+class Heatmap:
+    """The whole map. ``cells[model][column]`` is None where nothing is known; ``entries`` follow the given lines."""
 
     models: tuple[str, ...]
     columns: tuple[HeatColumn, ...]
-    cells: tuple[tuple[HeatCell | None, ...], ...]
-    places: tuple[tuple[int, int], ...]
+    cells: tuple[tuple[HeatEntry | None, ...], ...]
+    entries: tuple[HeatEntry, ...]
 
     @property
     def gpus(self) -> list[tuple[str, int]]:
-        """Each GPU and how many columns it has, from left to right."""
+        """List each GPU with its number of columns, from left to right."""
         return [(gpu, len(list(group))) for gpu, group in groupby(self.columns, key=attrgetter("gpu"))]
 
 
-def heat_of(lines: Sequence[Line]) -> Heat:
-    """Lay the lines out and work out each cell."""
-    models = list(dict.fromkeys(line.row.model for line in lines))
-    columns = sorted({_column(line) for line in lines})
-    model_places = {model: index for index, model in enumerate(models)}
-    column_places = {column: index for index, column in enumerate(columns)}
-    places = tuple((model_places[line.row.model], column_places[_column(line)]) for line in lines)
-    by_place: dict[tuple[int, int], list[Line]] = {}
-    for line, place in zip(lines, places, strict=True):
-        by_place.setdefault(place, []).append(line)
-    cells = tuple(
-        tuple(_cell(by_place.get((down, across), [])) for across in range(len(columns))) for down in range(len(models))
+def heatmap_of(lines: Sequence[Line]) -> Heatmap:
+    """Place the lines and choose each cell's entry."""
+    models = _ranks(dict.fromkeys(line.row.model for line in lines))
+    columns = _ranks(sorted({_column(line) for line in lines}))
+    combinations = _ranks(dict.fromkeys(line.combination for line in lines))
+    cautions = _ranks(sorted({_caution(line) for line in lines}))
+    merits = _ranks(sorted({_merit(line) for line in lines}))
+    entries = tuple(
+        HeatEntry(
+            place=(models[line.row.model], columns[_column(line)]),
+            combination=combinations[line.combination],
+            caution=cautions[_caution(line)],
+            merit=merits[_merit(line)],
+            text=answer_text(line.kind, line.tokens),
+            style=_style(line),
+        )
+        for line in lines
     )
-    return Heat(tuple(models), tuple(columns), cells, places)
+    best = _select(entries)
+    cells = tuple(tuple(best.get((down, across)) for across in columns.values()) for down in models.values())
+    return Heatmap(tuple(models), tuple(columns), cells, entries)
 
 
-def step_of(tokens: int) -> int:
-    """Say which colour a length has."""
+def colour_step(tokens: int) -> int:
+    """Return the index of a length's colour."""
     return min(max(tokens.bit_length() - _FIRST_STEP_BITS, 0), STEPS - 1)
+
+
+def _ranks(ordered: Iterable[Any]) -> dict[Any, int]:
+    return {value: index for index, value in enumerate(ordered)}
 
 
 def _column(line: Line) -> HeatColumn:
@@ -101,18 +117,26 @@ def _column(line: Line) -> HeatColumn:
     return HeatColumn(row.gpu, row.tensor_parallel_size or 0, row.pipeline_parallel_size or 1)
 
 
-def _cell(lines: Iterable[Line]) -> HeatCell | None:
-    lowest: dict[tuple[object, ...], Line] = {}
-    for line in lines:
-        other = lowest.get(line.combination)
-        if other is None or _lowness(line) < _lowness(other):
-            lowest[line.combination] = line
-    if not lowest:
-        return None
-    best = max(lowest.values(), key=lambda line: (_WORTH[line.kind], line.tokens or 0))
-    is_proven = best.kind in (RowKind.PROVEN, RowKind.BOUND) and best.tokens is not None
-    return HeatCell(best.kind, best.tokens, step_of(best.tokens) if is_proven and best.tokens is not None else None)
+def _caution(line: Line) -> tuple[int, int]:
+    return _CAUTION[line.kind], line.tokens or 0
 
 
-def _lowness(line: Line) -> tuple[int, int]:
-    return _LOWNESS[line.kind], line.tokens or 0
+def _merit(line: Line) -> tuple[int, int]:
+    return _MERIT[line.kind], -(line.tokens or 0)
+
+
+def _style(line: Line) -> str:
+    if line.kind.is_proven and line.tokens is not None:
+        return f"h{colour_step(line.tokens)}"
+    return line.kind
+
+
+def _select(entries: Iterable[HeatEntry]) -> dict[tuple[int, int], HeatEntry]:
+    """Choose the entry of each place: the lowest per combination, then the best of those."""
+    lowest: dict[int, HeatEntry] = {}
+    for entry in sorted(entries, key=attrgetter("caution")):
+        lowest.setdefault(entry.combination, entry)
+    best: dict[tuple[int, int], HeatEntry] = {}
+    for entry in sorted(lowest.values(), key=attrgetter("merit")):
+        best.setdefault(entry.place, entry)
+    return best

@@ -1,7 +1,7 @@
-"""The matrix as one HTML page that needs nothing else: no network, no server, and no script to be read.
+"""The matrix as one self-contained HTML page, readable without network, server or scripts.
 
-Pure: rows in, text out. Everything that came out of a row is escaped; the page's policy lets nothing run but its own
-script and lets nothing be loaded. Needs Jinja2 and pygal, the extra ``report``.
+Pure: rows in, text out. All values from rows are escaped, and the page's Content-Security-Policy allows its own script
+and style only. Needs Jinja2 (the extra ``report``).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from prober.records import NotReady
-from prober.report.charts import curves_of
-from prober.report.heatmap import STEPS, heat_of
-from prober.report.rows import HEADINGS, Line, RowKind, choices, lines_of, told
+from prober.report import charts
+from prober.report.heatmap import STEPS, heatmap_of
+from prober.report.rows import HEADINGS, Line, choices, lines_of
 from prober.results.schema import Row
 
 if TYPE_CHECKING:
@@ -29,14 +29,11 @@ _FILTERS = (("gpu", "GPU"), ("tp", "TP"), ("kv", "KV dtype"), ("vllm", "vLLM"), 
 
 
 def page_of(rows: Sequence[Row], made_at: datetime) -> str:
-    """Render the whole page. ``made_at`` is shown and changes nothing else.
-
-    Raises ``NotReady`` where Jinja2 or pygal is missing.
-    """
+    """Render the page. ``made_at`` is the time in the footer. Raises NotReady when Jinja2 is missing."""
     environment = _environment()
     style, script = _package_text("report.css"), _package_text("report.js")
     lines = lines_of(rows)
-    curves = curves_of(lines)
+    curves = charts.charts_of(lines)
     return environment.get_template("report.html.j2").render(
         style=style,
         style_hash=_hash(style),
@@ -47,13 +44,12 @@ def page_of(rows: Sequence[Row], made_at: datetime) -> str:
         headings=HEADINGS,
         filters=[(key, label, choices(lines, key)) for key, label in _FILTERS],
         ages=_AGES,
-        heat=heat_of(lines),
+        plot=charts,
+        heat=heatmap_of(lines),
         steps=[(step, _step_label(step)) for step in range(STEPS)],
         lines=lines,
-        combinations=_numbered(lines),
         curves=curves,
         curve_places={(one.model, one.gpu): index for index, one in enumerate(curves)},
-        told=told,
     )
 
 
@@ -61,7 +57,7 @@ def _environment() -> Environment:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
-        raise NotReady("The page needs Jinja2: pip install jinja2 pygal.") from error
+        raise NotReady("The page needs Jinja2: pip install jinja2.") from error
     return Environment(
         loader=PackageLoader("prober.report", "templates"),
         autoescape=True,
@@ -73,9 +69,9 @@ def _environment() -> Environment:
 
 
 def _visible(value: Any) -> Any:
-    """Escape a text so that a reader of the page gets it back as it was, carriage returns included.
+    """Escape a text so that a browser shows it unchanged, carriage returns included.
 
-    What no page can hold (control characters, lone surrogates) becomes the replacement character.
+    Characters not allowed in HTML (control characters, lone surrogates) become the replacement character.
     """
     from markupsafe import Markup, escape
 
@@ -97,14 +93,8 @@ def _counts(lines: Sequence[Line]) -> dict[str, int]:
         "rows": len(lines),
         "models": len({line.row.model for line in lines}),
         "gpus": len({line.row.gpu for line in lines}),
-        "proven": sum(line.kind in (RowKind.PROVEN, RowKind.BOUND) for line in lines),
+        "proven": sum(line.kind.is_proven for line in lines),
     }
-
-
-def _numbered(lines: Sequence[Line]) -> list[int]:
-    """Number the combinations, so that the page's script knows which rows are about the same one."""
-    numbers: dict[tuple[object, ...], int] = {}
-    return [numbers.setdefault(line.combination, len(numbers)) for line in lines]
 
 
 def _step_label(step: int) -> str:

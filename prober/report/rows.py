@@ -1,6 +1,6 @@
-"""The matrix as a person reads it: each row's cells, its proof, its command, and what kind of answer it is.
+"""Table lines of a report: cells, proof, commands and kind of answer for each row of the matrix.
 
-Pure. A number that is only a start, a report or a lower bound never looks like a proven ceiling.
+Pure. A start, a report or a lower bound never looks like a proven ceiling.
 """
 
 from __future__ import annotations
@@ -20,14 +20,19 @@ from prober.results.serve_command import Unproven, command, is_beyond_limit
 
 
 class RowKind(StrEnum):
-    """What a row says about a length, best first."""
+    """Kind of answer in a row, best first."""
 
     PROVEN = "proven"  # a full-length request was answered, and one token more is refused or not allowed
-    BOUND = "bound"  # a full-length request was answered; longer was not settled
-    STARTS = "starts"  # the server started, or somebody says so; nobody asked it for the full length
+    BOUND = "bound"  # a full-length request was answered; longer lengths are undecided
+    STARTS = "starts"  # the server started, here or by report; no full-length request was answered
     NO_FIT = "no-fit"
-    REFUSED = "refused"  # only known not to serve this
+    REFUSED = "refused"  # a refused length is all that is known
     UNKNOWN = "unknown"
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether a full-length request was answered."""
+        return self in (RowKind.PROVEN, RowKind.BOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,35 +68,35 @@ _ANSWERS = {
     Status.INCONCLUSIVE: "inconclusive",
     Status.BAD_CONFIG: "bad config",
 }
-_UNSAID = "–"
-_LONGEST_FLAGS = 80
-_TOLD_ELSEWHERE = {  # in the row itself or as its proof
+_UNKNOWN = "–"
+_MOST_FLAG_CHARACTERS = 80
+_SHOWN_ELSEWHERE = {  # in the row itself or as its proof
     "model", "gpu", "tensor_parallel_size", "gpu_memory_utilization", "kv_cache_dtype", "vllm_version",
     "max_model_len", "starts_max_model_len", "status", "why", "source", "source_url", "schema_version",
     "served_trial", "served_evidence", "refused_trial", "refused_outcome", "refused_evidence",
     "served_max_model_len", "refused_max_model_len",
 }  # fmt: skip
-_REST: tuple[Column, ...] = tuple(c for c in COLUMNS if c.name not in _TOLD_ELSEWHERE)
+_FACT_COLUMNS: tuple[Column, ...] = tuple(c for c in COLUMNS if c.name not in _SHOWN_ELSEWHERE)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row as the page shows it. ``cells`` stand in the order of ``HEADINGS``."""
+    """One row as a report shows it, with one cell for each of ``HEADINGS``."""
 
     row: Row
     cells: tuple[str, ...]
     kind: RowKind
-    tokens: int | None  # the number that the kind is about
-    combination: tuple[object, ...]  # what several machines may have in common
-    serve: str | None  # what starts vLLM with it; None: no length is proven
-    measure: str  # what measures it
+    tokens: int | None  # the length that the kind refers to; None: there is none
+    combination: tuple[object, ...]  # equal for rows that differ only in the machine
+    serve: str | None  # command that starts vLLM at the proven length; None: no length is proven
+    measure: str  # command that measures the row again
     proof: tuple[tuple[str, str], ...]
     facts: tuple[tuple[str, str], ...]
     url: str | None
 
 
 def lines_of(rows: Iterable[Row]) -> list[Line]:
-    """Turn rows into lines, in reading order: model, GPU, size, newest vLLM, longest."""
+    """Return the lines, sorted by model, GPU and size, then newest vLLM and longest length first."""
     return [_line(row) for row in sorted(rows, key=_reading_order)]
 
 
@@ -104,7 +109,7 @@ def _reading_order(row: Row) -> tuple[object, ...]:
 
 
 def _line(row: Row) -> Line:
-    kind, tokens = judged(row)
+    kind, tokens = answer_of(row)
     origin = (row.source, row.source_url if row.source is Source.REPORTED else None)
     return Line(
         row=row,
@@ -115,19 +120,19 @@ def _line(row: Row) -> Line:
         serve=serve_command(row),
         measure=_measure_command(row),
         proof=_proof(row),
-        facts=tuple(_fact(column, row) for column in _REST if getattr(row, column.name) is not None),
+        facts=tuple(_fact(column, row) for column in _FACT_COLUMNS if getattr(row, column.name) is not None),
         url=row.source_url if (row.source_url or "").startswith(("https://", "http://")) else None,
     )
 
 
-def judged(row: Row) -> tuple[RowKind, int | None]:
-    """Say what kind of answer the row is, and the number of tokens it is about."""
+def answer_of(row: Row) -> tuple[RowKind, int | None]:
+    """Return the kind of answer in a row and the length in tokens that it refers to."""
     if row.status is Status.DOES_NOT_FIT:
         return RowKind.NO_FIT, None
     if row.status is Status.UNSTABLE:
         return RowKind.UNKNOWN, None  # an interval, never one number
     if is_beyond_limit(row):
-        return RowKind.UNKNOWN, None  # no ceiling of the model: beyond its own limit answers may be wrong
+        return RowKind.UNKNOWN, None  # beyond the model's own limit answers may be wrong
     if row.source is not Source.MEASURED:
         claimed = row.max_model_len or row.served_max_model_len or row.starts_max_model_len
         if claimed is not None:
@@ -143,8 +148,8 @@ def judged(row: Row) -> tuple[RowKind, int | None]:
     return RowKind.UNKNOWN, None
 
 
-def told(kind: RowKind, tokens: int | None) -> str:
-    """Write an answer in one cell. report.js writes the same."""
+def answer_text(kind: RowKind, tokens: int | None) -> str:
+    """Format an answer for one cell."""
     number = f"{tokens:,}" if tokens is not None else "?"
     return {
         RowKind.PROVEN: number,
@@ -157,7 +162,7 @@ def told(kind: RowKind, tokens: int | None) -> str:
 
 
 def _cells(row: Row, kind: RowKind, tokens: int | None) -> tuple[str, ...]:
-    proven = told(kind, tokens) if kind in (RowKind.PROVEN, RowKind.BOUND) else _UNSAID
+    proven = answer_text(kind, tokens) if kind.is_proven else _UNKNOWN
     starts = row.starts_max_model_len
     if kind is RowKind.STARTS:
         starts = tokens
@@ -173,12 +178,12 @@ def _cells(row: Row, kind: RowKind, tokens: int | None) -> tuple[str, ...]:
         _number(starts),
         _answer_words(row, kind),
         str(row.source),
-        (row.measured_at or _UNSAID)[:10],
+        (row.measured_at or _UNKNOWN)[:10],
     )
 
 
 def _number(value: int | None) -> str:
-    return _UNSAID if value is None else f"{value:,}"
+    return _UNKNOWN if value is None else f"{value:,}"
 
 
 def _utilization(row: Row) -> str:
@@ -197,12 +202,12 @@ def _settings(row: Row) -> str:
         str(row.entrypoint) if row.entrypoint else None,
         _shortened(row.other_flags or ""),
     ]
-    return " · ".join(part for part in parts if part) or _UNSAID
+    return " · ".join(part for part in parts if part) or _UNKNOWN
 
 
 def _shortened(flags: str) -> str:
-    """Cut what would make a row many lines high; the row's facts have it whole."""
-    return flags if len(flags) <= _LONGEST_FLAGS else flags[: _LONGEST_FLAGS - 1] + "…"
+    """Truncate flags that would make the row many lines high; the facts show them in full."""
+    return flags if len(flags) <= _MOST_FLAG_CHARACTERS else flags[: _MOST_FLAG_CHARACTERS - 1] + "…"
 
 
 def _answer_words(row: Row, kind: RowKind) -> str:
@@ -216,17 +221,17 @@ def _answer_words(row: Row, kind: RowKind) -> str:
 
 
 def serve_command(row: Row) -> str | None:
-    """Write the command that serves with the row's proven length; None: there is none to hand out."""
-    if judged(row)[0] not in (RowKind.PROVEN, RowKind.BOUND):
+    """Return the command that serves at the row's proven length, or None without one."""
+    if not answer_of(row)[0].is_proven:
         return None
     try:
         return command(row)
-    except (Unproven, ValueError):  # ValueError: flags of an imported row that no shell could have split
+    except (Unproven, ValueError):  # ValueError: unbalanced quotes in the flags of an imported row
         return None
 
 
 def _measure_command(row: Row) -> str:
-    question = Query(
+    query = Query(
         model=row.model,
         tensor_parallel_size=row.tensor_parallel_size,
         pipeline_parallel_size=row.pipeline_parallel_size if row.pipeline_parallel_size != 1 else None,
@@ -237,18 +242,18 @@ def _measure_command(row: Row) -> str:
         entrypoint=row.entrypoint,
         compile_state=row.compile_state,
     )
-    return answer((), question, datetime.now(UTC)).command or shlex.join(["prober", "probe", row.model])
+    return answer((), query, datetime.now(UTC)).command or shlex.join(["prober", "probe", row.model])
 
 
 def _proof(row: Row) -> tuple[tuple[str, str], ...]:
-    """Both edges: what served, what was refused, in which trial, and the line that says so."""
-    served = _edge(row.served_max_model_len or row.max_model_len, None, row.served_trial, row.served_evidence)
+    """Both ends of the bracket: length, outcome, trial and evidence line."""
+    served = _bracket_end(row.served_max_model_len or row.max_model_len, None, row.served_trial, row.served_evidence)
     outcome = str(row.refused_outcome).replace("_", " ") if row.refused_outcome else None
-    refused = _edge(row.refused_max_model_len, outcome, row.refused_trial, row.refused_evidence)
+    refused = _bracket_end(row.refused_max_model_len, outcome, row.refused_trial, row.refused_evidence)
     return tuple((title, text) for title, text in (("Served", served), ("Refused", refused)) if text)
 
 
-def _edge(tokens: int | None, outcome: str | None, trial: str | None, evidence: str | None) -> str:
+def _bracket_end(tokens: int | None, outcome: str | None, trial: str | None, evidence: str | None) -> str:
     head = [f"{tokens:,} tokens" if tokens is not None else None, outcome, f"trial {trial}" if trial else None]
     return ": ".join(part for part in (", ".join(part for part in head if part), evidence) if part)
 
@@ -265,9 +270,11 @@ def _fact(column: Column, row: Row) -> tuple[str, str]:
 
 
 def choices(lines: Sequence[Line], key: str) -> list[str]:
-    """List what a column's filter offers: versions newest first, numbers by size, the rest by alphabet."""
-    place = next(index for index, heading in enumerate(HEADINGS) if heading.key == key)
-    values = {line.cells[place] for line in lines}
+    """List the values of a column for its filter: versions newest first, numbers by size, text alphabetically."""
+    index = next(index for index, heading in enumerate(HEADINGS) if heading.key == key)
+    values = {line.cells[index] for line in lines}
     if key == "vllm":
         return sorted(values, key=version_order, reverse=True)
-    return sorted(values, key=lambda text: (text == _UNSAID, len(text) if text.isdigit() else 0, text.casefold(), text))
+    return sorted(
+        values, key=lambda text: (text == _UNKNOWN, len(text) if text.isdigit() else 0, text.casefold(), text)
+    )

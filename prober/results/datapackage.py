@@ -84,7 +84,7 @@ _README = """\
 The data in this folder is in the public domain (CC0-1.0, see LICENSE). Schema version {version}.
 This page, `datapackage.json` and LICENSE are generated from the prober's code: do not edit them by hand.
 
-| file | what it is |
+| file | content |
 |---|---|
 | `matrix.csv` | the answers: one row per combination and machine |
 | `trials.jsonl` | the evidence: one line per launch, append-only |

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# One night on this machine alone, without a GPU: one small model on two vLLM versions, side by side in the summary.
+# Compare two vLLM versions on this machine without a GPU, with one small model.
 #   two_versions.sh MODEL_DIRECTORY RESULTS PYTHON PYTHON
-# PYTHON: interpreters that have vLLM, as absolute paths. Takes a quarter of an hour on two cores.
+# PYTHON: interpreters that have vLLM, as absolute paths. Takes about 15 minutes on two cores.
 set -euo pipefail
 model=$1 results=$2
 plan=$(mktemp --suffix=.toml)

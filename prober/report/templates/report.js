@@ -1,38 +1,39 @@
 "use strict";
-// Filters, sorting, opening and copying. The page says everything without it; this only rearranges what is there.
+// Filters, sorting, opening and copying. The page is complete without this script.
 (() => {
   const byId = (id) => document.getElementById(id);
   const table = byId("rows"), body = table.tBodies[0], heat = byId("heat"), form = byId("filters");
   const headings = Array.from(table.tHead.rows[0].cells);
   const keys = headings.map((th) => th.dataset.key);
-  const UNSAID = "–";
+  const UNKNOWN = "–";
 
   const rows = Array.from(body.rows, (tr) => {
     const texts = {};
     keys.forEach((key, i) => { texts[key] = (i ? tr.cells[i] : tr.querySelector("summary bdi")).textContent; });
-    const { c, d, a, t } = tr.dataset;
-    return { tr, texts, kind: tr.className, combination: c, place: `${d} ${a}`, down: +d, across: +a,
-      tokens: t === "" ? null : +t, plainModel: texts.model.toLowerCase(), day: Date.parse(texts.measured), detail: null };
+    const { place, combination, caution, merit, style, text } = tr.dataset;
+    const [down, across] = place.split(" ").map(Number);
+    return { tr, texts, heat: { place, combination, caution: +caution, merit: +merit, style, text }, down, across,
+      plainModel: texts.model.toLowerCase(), day: Date.parse(texts.measured), detail: null };
   });
   const models = new Set(rows.map((row) => row.texts.model));
 
-  // Filters: a row is shown where it passes all of them; what would leave nothing cannot be chosen.
+  // Filters: a row is shown if it passes all of them; options that would leave no row are disabled.
   const inputs = Array.from(form.querySelectorAll("[data-filter]"));
   const passes = {
-    model: (row, asked) => models.has(asked) ? row.texts.model === asked
-      : asked.toLowerCase().split(/\s+/).every((word) => row.plainModel.includes(word)),
+    model: (row, text) => models.has(text) ? row.texts.model === text
+      : text.toLowerCase().split(/\s+/).every((word) => row.plainModel.includes(word)),
     age: (row, days) => Date.now() - row.day <= days * 864e5,
   };
-  const passesOne = (row, key, asked) => passes[key] ? passes[key](row, asked) : row.texts[key] === asked;
-  const asked = () => inputs.filter((input) => input.value).map((input) => [input.dataset.filter, input.value]);
+  const passesOne = (row, key, value) => passes[key] ? passes[key](row, value) : row.texts[key] === value;
+  const activeFilters = () => inputs.filter((input) => input.value).map((input) => [input.dataset.filter, input.value]);
   let shown = rows;
 
   function filter() {
-    const questions = asked();
+    const active = activeFilters();
     const others = new Map(inputs.map((input) => [input.dataset.filter, new Set()]));
     shown = [];
     for (const row of rows) {
-      const failed = questions.filter(([key, value]) => !passesOne(row, key, value));
+      const failed = active.filter(([key, value]) => !passesOne(row, key, value));
       if (!failed.length) shown.push(row);
       if (failed.length < 2) {
         for (const [key, values] of others) if (!failed.length || failed[0][0] === key) values.add(row.texts[key]);
@@ -51,7 +52,7 @@
     byId("nothing").hidden = shown.length > 0;
     drawHeat();
     hideCurves();
-    history.replaceState(null, "", questions.length ? `#${new URLSearchParams(questions)}` : location.pathname + location.search);
+    history.replaceState(null, "", active.length ? `#${new URLSearchParams(active)}` : location.pathname + location.search);
   }
 
   function show(row, isShown) {
@@ -61,39 +62,24 @@
 
   function readAddress() {
     if (!location.hash.includes("=")) return;
-    const given = new URLSearchParams(location.hash.slice(1));
-    for (const input of inputs) input.value = given.get(input.dataset.filter) ?? "";
+    const values = new URLSearchParams(location.hash.slice(1));
+    for (const input of inputs) input.value = values.get(input.dataset.filter) ?? "";
     filter();
   }
 
-  // The heatmap of what the filters leave; the rules are those of report_heat.py.
-  const LOWNESS = { "no-fit": 0, proven: 1, bound: 1, starts: 2, refused: 3, unknown: 4 };
-  const WORTH = { proven: 4, bound: 4, starts: 3, "no-fit": 2, refused: 1, unknown: 0 };
-  const isLower = (a, b) => LOWNESS[a.kind] - LOWNESS[b.kind] || (a.tokens ?? 0) - (b.tokens ?? 0);
+  // The heatmap of the rows that pass the filters. heatmap.py ranks each row; this selects by rank.
   const columns = Array.from(heat.tHead.rows[1].cells);
   const groups = Array.from(heat.tHead.rows[0].cells).slice(1).map((th) => ({ th, span: th.colSpan }));
 
-  function told(row) {
-    const number = row.tokens === null ? "?" : row.tokens.toLocaleString("en-US");
-    return { proven: number, bound: `≥ ${number}`, starts: `starts ${number}`, "no-fit": "no fit", refused: `< ${number}`, unknown: "?" }[row.kind];
-  }
-
-  function colour(row) {
-    if (row.kind !== "proven" && row.kind !== "bound") return row.kind;
-    return `h${Math.min(Math.max(Math.floor(Math.log2(row.tokens)) - 11, 0), 8)}`;
-  }
+  const byCaution = [...rows].sort((a, b) => a.heat.caution - b.heat.caution);
 
   function bestByPlace() {
-    const places = new Map();
-    for (const row of shown) {
-      const lowest = places.get(row.place) ?? places.set(row.place, new Map()).get(row.place);
-      const other = lowest.get(row.combination);
-      if (!other || isLower(row, other) < 0) lowest.set(row.combination, row);
-    }
-    const best = new Map();
-    for (const [place, lowest] of places) {
-      best.set(place, [...lowest.values()].reduce((a, b) =>
-        (WORTH[b.kind] - WORTH[a.kind] || (b.tokens ?? 0) - (a.tokens ?? 0)) > 0 ? b : a));
+    const passing = new Set(shown), combinations = new Set(), best = new Map();
+    for (const row of byCaution) {
+      const { place, combination, merit } = row.heat;
+      if (!passing.has(row) || combinations.has(combination)) continue;
+      combinations.add(combination);
+      if (!(best.get(place)?.merit <= merit)) best.set(place, row.heat);
     }
     return best;
   }
@@ -104,12 +90,12 @@
     Array.from(heat.tBodies[0].rows).forEach((tr, d) => {
       tr.hidden = !down.has(d);
       for (let a = 0; a < columns.length; a++) {
-        const td = tr.cells[a + 1], row = best.get(`${d} ${a}`);
+        const td = tr.cells[a + 1], entry = best.get(`${d} ${a}`);
         td.hidden = !across.has(a);
         if (!td.firstElementChild) continue;
-        td.className = row ? colour(row) : "";
-        td.firstElementChild.textContent = row ? told(row) : "";
-        td.firstElementChild.hidden = !row;
+        td.className = entry?.style ?? "";
+        td.firstElementChild.textContent = entry?.text ?? "";
+        td.firstElementChild.hidden = !entry;
       }
     });
     columns.forEach((th, a) => { th.hidden = !across.has(a); });
@@ -174,7 +160,7 @@
     }
   });
 
-  // Curves of what the filters leave.
+  // Curves of the rows that pass the filters.
   const curves = Array.from(document.querySelectorAll(".curves > details"));
   function hideCurves() {
     const left = new Set(shown.map((row) => `${row.texts.model}\n${row.texts.gpu}`));
@@ -183,10 +169,10 @@
     if (section) section.hidden = curves.every((one) => one.hidden);
   }
 
-  // Sorting: what is not known stays at the end either way.
+  // Sorting: unknown values stay at the end in both directions.
   const collator = new Intl.Collator("en", { numeric: true });
   const number = (text) => { const found = /[\d,]*\.?\d+/.exec(text); return found ? +found[0].replaceAll(",", "") : null; };
-  const isUnsaid = (text) => text === UNSAID || text === "unknown";
+  const isUnknown = (text) => text === UNKNOWN || text === "unknown";
 
   function sort(th) {
     const isDown = th.getAttribute("aria-sort") ? th.getAttribute("aria-sort") === "ascending" : th.dataset.key === "ceiling";
@@ -195,7 +181,7 @@
     const key = th.dataset.key, isNumber = th.classList.contains("n"), sign = isDown ? -1 : 1;
     const valued = rows.map((row) => {
       const text = row.texts[key];
-      return { row, value: isNumber ? number(text) : isUnsaid(text) ? null : text };
+      return { row, value: isNumber ? number(text) : isUnknown(text) ? null : text };
     });
     valued.sort((a, b) => a.value === null || b.value === null ? (a.value === null) - (b.value === null)
       : sign * (isNumber ? a.value - b.value : collator.compare(a.value, b.value)));
@@ -210,7 +196,7 @@
     th.replaceChildren(button);
   }
 
-  // A row's detail takes the whole width, in a row of its own.
+  // An open row's detail moves to its own full-width row.
   const rowOf = new Map(rows.map((row) => [row.tr, row]));
   body.addEventListener("toggle", (event) => {
     const row = rowOf.get(event.target.closest("tr"));
@@ -237,7 +223,7 @@
     }
   }, true);
 
-  // "name: value" lines; a line that starts with two spaces goes on with the value before.
+  // "name: value" lines; a line that starts with two spaces continues the value.
   function listOf(pre) {
     const list = document.createElement("dl");
     list.className = pre.className;
