@@ -13,10 +13,10 @@ from math import isfinite
 from typing import Any
 from xml.etree.ElementTree import Element
 
+from prober.engine.versions import version_order
 from prober.records import NotReady
 from prober.report.rows import Line, RowKind
 from prober.results.lookup import utilization
-from prober.results.naming import version_order
 from prober.results.schema import KEY, Row
 
 MOST_SERIES = 8  # that eyes can tell apart, and colours that the style sheet has
