@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+AUTO = -1  # in place of a length: vLLM chooses it (--max-model-len auto)
+
 
 class ProberError(Exception):
     """We could not measure or answer. The message is one sentence for the person at the terminal: what, what next."""

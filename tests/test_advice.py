@@ -183,8 +183,8 @@ def test_host_memory_that_runs_out_over_the_weights_is_not_a_matter_of_sequences
 @pytest.mark.parametrize(
     ("stage", "evidence", "action"),
     [
-        (Stage.CONFIG, "ImportError: /opt/x/_C.abi3.so: undefined symbol: _ZN9otter", "mend the installation"),
-        (Stage.CONFIG, "ImportError: libotter.so.13: cannot open shared object file", "mend the installation"),
+        (Stage.CONFIG, "ImportError: /opt/x/_C.abi3.so: undefined symbol: _ZN9otter", "fix the installation"),
+        (Stage.CONFIG, "ImportError: libotter.so.13: cannot open shared object file", "fix the installation"),
         (
             Stage.LOAD,
             "KeyError: 'layers.0.mlp.otter_proj.weight'",
@@ -192,7 +192,7 @@ def test_host_memory_that_runs_out_over_the_weights_is_not_a_matter_of_sequences
         ),
         (Stage.COMPILE, "torch._inductor.exc.InductorError: AttributeError: otter", "start without compilation"),
         (Stage.CONFIG, "PermissionError: [Errno 13] Permission denied: '/x'", "correct the path or its permissions"),
-        (Stage.PROFILE, "RuntimeError: an otter", "look this error up for your version of vLLM"),
+        (Stage.PROFILE, "RuntimeError: an otter", "search for this error and your version of vLLM"),
     ],
 )
 def test_an_error_that_no_rule_knows_is_advised_by_what_it_says(stage: Stage, evidence: str, action: str) -> None:

@@ -47,7 +47,7 @@ def test_a_log_that_only_wraps_says_which_part_to_bring() -> None:
     explanation = explain(chunks("only-the-parent"))
     assert explanation.verdict.outcome is Outcome.CRASH
     assert explanation.sentence.endswith("only wraps a cause that it does not show.")
-    assert "bring the part of the log before this line" in render(explanation)
+    assert "provide the part of the log before this line" in render(explanation)
 
 
 def test_a_budget_holds_only_what_was_printed() -> None:

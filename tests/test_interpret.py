@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from prober.engine.flags import parse
+from prober.engine.versions import length_regimes
 from prober.measure.monitor import unless_held
 from prober.measure.search_loop import combination_key, state_key
 from prober.records import Combination, Figures, Machine, Outcome, Stage, Trial, UsageError, Verdict, Verify
-from prober.search.interpret import interpret, served_figures, switches
+from prober.search.interpret import interpret, served_figures
 from prober.search.next_length import Answer, Observation
 
 MACHINE = Machine("GPU", "cuda", "m")
@@ -203,7 +204,7 @@ def test_figures_of_a_length_are_those_of_its_last_start_that_served() -> None:
     ],
 )
 def test_regimes_of_v0(version: str | None, flags: tuple[str, ...], expected: tuple[int, ...]) -> None:
-    assert switches(version, flags) == expected
+    assert length_regimes(version, flags) == expected
 
 
 def test_other_environment_other_state() -> None:

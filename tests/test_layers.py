@@ -20,8 +20,9 @@ MODULES = sorted(
 # A folder stands in one row; the modules at the root have names of their own.
 LAYERS = {
     "nouns": "records".split(),
+    "engine": "engine".split(),  # facts about vLLM, which the pure folders use, too
     "pure": "redact logs advice search".split(),
-    "effects": "engine host trial results".split(),
+    "effects": "host trial results".split(),
     "policy": "measure".split(),
     "many": "report fleet".split(),
     "door": "api cli".split(),

@@ -12,10 +12,11 @@ import pytest
 from conftest import Run
 from row_makers import HOSTILE, a_row
 
+from prober.engine.versions import version_order
 from prober.records import CompileState, Entrypoint, NotReady, Source, Status, Verify
 from prober.results.csv_format import ForeignMatrix, record_of, render
 from prober.results.lookup import Grade, LookupResult, Query, answer, look_up, render_table, to_json, utilization
-from prober.results.naming import near_models, same_gpu, same_model, version_distance, version_order
+from prober.results.naming import near_models, same_gpu, same_model, version_distance
 from prober.results.schema import Row, from_values
 
 NOW = datetime(2026, 1, 11, tzinfo=UTC)

@@ -1,4 +1,7 @@
-"""Every message of 81 releases, rendered with numbers in the dress of its version, has its stated outcome and stage."""
+"""Each message of tests/data/messages.csv is read as stated, bare and with the prefixes of its versions.
+
+A larger table, with every message of 81 releases, is compared as well where it lies beside the repository.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import re
 from pathlib import Path
 
 import pytest
+from message_table import Message, misread
+from message_table import messages as table
 
 from prober.logs.classify import classify
 from prober.records import Outcome, Stage
@@ -114,7 +119,7 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3]) or (0, 9, 1)
 
 
-def dress(line: str, version: tuple[int, ...], level: str) -> str:
+def with_prefixes(line: str, version: tuple[int, ...], level: str) -> str:
     """Put the prefixes of that version's logger before one line."""
     place = "[core.py:700]" if version >= (0, 8, 0) else "core.py:700]"
     header = f"{level} 04-15 06:30:01 {place} "
@@ -133,9 +138,9 @@ def log_of(row: dict[str, str]) -> bytes:
     raised = re.match(r"(?:raise|assert) (\S+)", severity)
     if not raised:
         level = severity.split()[0].split("+")[0]
-        return ("\r\n".join(dress(line, version, level) for line in text.split("\n")) + "\n").encode()
+        return ("\r\n".join(with_prefixes(line, version, level) for line in text.split("\n")) + "\n").encode()
     lines = ["Traceback (most recent call last):", f"{raised[1]}: {text}"]
-    return ("\r\n".join(dress(line, version, "ERROR") for line in lines) + "\n").encode()
+    return ("\r\n".join(with_prefixes(line, version, "ERROR") for line in lines) + "\n").encode()
 
 
 def expected(row: dict[str, str]) -> tuple[Outcome, Stage] | None:
@@ -153,6 +158,21 @@ def messages() -> list[dict[str, str]]:
         return []
     with MESSAGES.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+PRINTED_BY_VLLM = [message for message in table() if message.table == "RULES" and message.versions]
+
+
+def test_every_message_of_the_table_is_read_as_stated() -> None:
+    assert not list(misread())
+
+
+@pytest.mark.parametrize("message", PRINTED_BY_VLLM, ids=lambda message: f"{message.name}: {message.log[:40]}")
+def test_prefixes_of_its_versions_change_nothing(message: Message) -> None:
+    for version in message.versions.split(" to "):
+        lines = [with_prefixes(line, version_of(version), "ERROR") for line in message.log.split("\n")]
+        found = classify(("\r\n".join(lines) + "\n").encode())
+        assert (found.outcome, found.rule) == (message.outcome, message.rule), version
 
 
 needs_table = pytest.mark.skipif(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from test_search import Engine, engine_with, search
 
-from prober.records import Bracket, Status
+from prober.records import AUTO, Bracket, Status
 from prober.search.next_length import (
-    AUTO,
     Answer,
     Done,
     Observation,

@@ -113,7 +113,7 @@ def test_explain_says_which_part_to_bring() -> None:
     ):
         shown = render(explain([text.encode()]))
         assert sentence in shown
-        assert f"bring {action}" in shown
+        assert f"provide {action}" in shown
 
 
 @pytest.mark.parametrize(
@@ -161,3 +161,14 @@ def test_a_request_in_the_log_means_that_it_serves() -> None:
         'INFO: 10.0.0.1:1 - "POST /v1/completions HTTP/1.1"',
     ):
         assert read(f"{line}\n{oom}").stage is Stage.SERVE
+
+
+def test_second_traceback_tells_its_own_stage_where_no_prefix_tells_its_header_apart() -> None:
+    header = "Traceback (most recent call last):\n"
+    first = header + frame("load_weights", header="") + "OtterError: no otter\n"
+    assert read(first, header, frame("capture_model", header=""), "CUDA out of memory. x\n").stage is Stage.CAPTURE
+
+
+def test_what_a_second_logging_error_quotes_is_no_failure() -> None:
+    opens, closes = "--- Logging error ---\n", "Arguments: (1,)\n"
+    assert read(opens, closes, opens, "CUDA out of memory. Tried to allocate 2.00 GiB\n").outcome is Outcome.UNFINISHED

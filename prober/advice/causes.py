@@ -1,4 +1,4 @@
-"""What to do about failures that are not about memory: by rule, and for errors that no rule knows by what they say."""
+"""Advice for failures that are not about memory: by rule, or by the text of an error that no rule matches."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from prober.logs.rules import OPENING
 from prober.records import Stage, Verdict
 
-Way = tuple[str, str | None, int | float | str | None, str]  # action, flag, value, why
+Advice = tuple[str, str | None, int | float | str | None, str]  # action, flag, value, why
 
-CONFIG_UNKNOWN: Way = ("correct the configuration", None, None, "no length can work before this is changed")
+CONFIG_UNKNOWN: Advice = ("correct the configuration", None, None, "no length can work before this is changed")
 _SMALLER_GROUPS = "each device's part of the weights must be whole quantization groups: fewer devices, or other weights"
 _NO_KERNELS = "this build of vLLM, PyTorch or Triton has no kernels for this GPU, or is newer than the driver"
-CONFIG: dict[str, Way] = {
+CONFIG: dict[str, Advice] = {
     "arguments": ("correct the arguments", None, None, "vLLM did not understand the command line"),
     "architecture": ("use a vLLM that knows this model", None, None, "this version has no implementation of it"),
     "attention_backend": (
@@ -23,7 +23,7 @@ CONFIG: dict[str, Way] = {
     "bfloat16": ("use float16", "--dtype", "half", "this device has no bfloat16"),
     "chat_template": ("correct the chat template's path", "--chat-template", None, "there is no such file"),
     "config_format": (
-        *("mend the model's config.json, or use newer versions of vLLM and transformers", None, None),
+        *("fix the model's config.json, or use newer versions of vLLM and transformers", None, None),
         "the configuration is missing, incomplete, or of a kind that these versions do not know",
     ),
     "device_type": (
@@ -37,7 +37,7 @@ CONFIG: dict[str, Way] = {
         "this model or device does not work in the one asked for",
     ),
     "forked": (
-        *("start the workers anew instead of forking", "VLLM_WORKER_MULTIPROC_METHOD", "spawn"),
+        *("spawn the workers instead of forking them", "VLLM_WORKER_MULTIPROC_METHOD", "spawn"),
         "something used CUDA before vLLM started its workers",
     ),
     "fp8_architecture": (
@@ -93,7 +93,7 @@ CONFIG: dict[str, Way] = {
         "more are asked for than are visible (see CUDA_VISIBLE_DEVICES and the container's GPUs)",
     ),
     "tool_parser": ("name a parser that exists", "--tool-call-parser", None, "vllm serve --help lists them"),
-    "validation": ("correct the configuration", None, None, "vLLM says above what it does not accept; no length helps"),
+    "validation": ("correct the setting that vLLM rejects", None, None, "its message names it; no length helps"),
     "weights_names": (
         *("use a vLLM that fits this checkpoint", None, None),
         "its tensors have other names than this version's implementation of the model expects, or some are missing",
@@ -104,10 +104,10 @@ CONFIG: dict[str, Way] = {
     ),
 }
 
-CRASHES: dict[str, Way] = {
+CRASHES: dict[str, Advice] = {
     "broken_memory": ("replace or reset the GPU", None, None, "its memory has errors; nvidia-smi -q -d ECC says more"),
     "collective": (
-        *("mend the collective communication", "NCCL_DEBUG", "INFO"),
+        *("fix the collective communication", "NCCL_DEBUG", "INFO"),
         "NCCL failed: its own log says why; often /dev/shm (--ipc=host), the network interface, or a version",
     ),
     "compiler": (
@@ -117,21 +117,21 @@ CRASHES: dict[str, Way] = {
     "disk_full": ("free disk space", None, None, "the disk, or /dev/shm, is full"),
     "download": ("remove the broken file and download again", None, None, "what came is not what the Hub has"),
     "driver": (
-        *("mend the driver, or give the container its GPU", None, None),
+        *("fix the driver, or give the container its GPU", None, None),
         "CUDA or ROCm does not see a device; nvidia-smi (rocm-smi) inside the container says more",
     ),
-    "exit_status": ("bring the whole log", None, None, "the process ended and its log holds no cause"),
+    "exit_status": ("provide the whole log", None, None, "the process ended and its log holds no cause"),
     "illegal_access": (
         *("try another attention backend or version", "CUDA_LAUNCH_BLOCKING", 1),
         "a kernel read outside its memory; with this setting the traceback shows which",
     ),
     "killed": (
-        *("find out who killed it: dmesg, docker inspect (OOMKilled), kubectl describe pod", None, None),
+        *("find out what killed it: dmesg, docker inspect (OOMKilled), kubectl describe pod", None, None),
         "status 137 is SIGKILL: most often the host's memory or the container's limit ran out, else a time limit",
     ),
     "no_network": (
-        *("mend the network, or use what is downloaded already", "HF_HUB_OFFLINE", 1),
-        "the Hub was not reached, or it asked for patience; a mirror is set with HF_ENDPOINT",
+        *("fix the network, or use what is downloaded already", "HF_HUB_OFFLINE", 1),
+        "the Hub was not reached, or it limits the request rate; a mirror is set with HF_ENDPOINT",
     ),
     "port_taken": ("use another port", "--port", None, "another server listens on this one"),
     "probe": (
@@ -143,22 +143,22 @@ CRASHES: dict[str, Way] = {
         "native code crashed; the lines above, with PYTHONFAULTHANDLER=1, show where",
     ),
     "traceback": (
-        *("bring the end of this traceback", None, None),
+        *("provide the end of this traceback", None, None),
         "the log stops before the line that names the error (…Error: …). If that line says only that the engine or a "
         "worker failed, the cause stands above, in the lines of EngineCore or Worker",
     ),
 }
 
-# What an error that no rule knows says itself.
-_SAID: tuple[tuple[re.Pattern[str], Way], ...] = tuple(
+# Advice for errors that no rule matches, by their text.
+SAID: tuple[tuple[re.Pattern[str], Advice], ...] = tuple(
     (re.compile(pattern), way)
     for pattern, way in (
         (
             r"undefined symbol|cannot open shared object|DLL load failed|No module named|cannot import name|"
             r"ModuleNotFoundError|ImportError|torchvision::|GLIBCXX",
             (
-                *("mend the installation", None, None),
-                "a part is missing, or was built for another PyTorch or CUDA: install vLLM with its own PyTorch anew, "
+                *("fix the installation", None, None),
+                "a part is missing, or was built for another PyTorch or CUDA: install vLLM with its own PyTorch "
                 "in a fresh environment",
             ),
         ),
@@ -175,30 +175,30 @@ _SAID: tuple[tuple[re.Pattern[str], Way], ...] = tuple(
         ),
     )
 )
-_IN_LOAD: Way = (
+_IN_LOAD: Advice = (
     *("check that this version of vLLM fits this checkpoint", None, None),
     "it failed over the weights themselves: other names, shapes or a quantization that it does not expect",
 )
-_ELSEWHERE: Way = (
-    *("look this error up for your version of vLLM", None, None),
+_ELSEWHERE: Advice = (
+    *("search for this error and your version of vLLM", None, None),
     "no known cause; it says nothing about memory or length. Another version, and --enforce-eager, are worth a try",
 )
-_BEFORE: Way = (
-    *("bring the part of the log before this line", None, None),
+_BEFORE: Advice = (
+    *("provide the part of the log before this line", None, None),
     "this only says that another process failed; its own ERROR lines or traceback (EngineCore, Worker) stand "
     "above, on stderr as well as on stdout",
 )
-_AFTER: Way = (
-    *("bring the part of the log after this line", None, None),
+_AFTER: Advice = (
+    *("provide the part of the log after this line", None, None),
     "this only begins the report: the traceback follows, and its last line (…Error: …) names the cause",
 )
 
 
-def of_crash(verdict: Verdict) -> Way:
-    """What to do, or which part of the log to bring."""
+def of_crash(verdict: Verdict) -> Advice:
+    """Return the advice for a crash, or which part of the log is missing."""
     if verdict.rule in CRASHES:
         return CRASHES[verdict.rule]
     if verdict.rule == "exception":
-        said = next((way for pattern, way in _SAID if pattern.search(verdict.evidence)), None)
+        said = next((way for pattern, way in SAID if pattern.search(verdict.evidence)), None)
         return said or (_IN_LOAD if verdict.stage is Stage.LOAD else _ELSEWHERE)
     return _AFTER if OPENING.search(verdict.evidence) else _BEFORE

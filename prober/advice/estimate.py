@@ -6,9 +6,9 @@ Facts about versions: vLLM's sources 0.4 to 0.33 (``kv_cache_utils.py``, ``block
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
+from prober.engine.versions import default_gpu_memory_utilization, ungranted_blocks
 from prober.records import Figures
 
 HIGHEST_UTILIZATION = 0.95  # above it the driver's own memory, graphs and any neighbour end the start in an OOM
@@ -16,18 +16,11 @@ _DEFAULT_BLOCK = 16
 _WATERMARK = 0.01  # V0 keeps this share of its blocks free and never admits a prompt that would touch it
 
 
-def version(figures: Figures) -> tuple[int, ...] | None:
-    """``0.9.2rc2.dev1`` → (0, 9, 2); None: not known."""
-    found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", figures.vllm_version or "")
-    return tuple(int(part or 0) for part in found.groups()) if found else None
-
-
 def utilization(figures: Figures) -> float:
     """The fraction in force: as logged, else the version's default."""
     if figures.gpu_memory_utilization is not None:
         return figures.gpu_memory_utilization
-    known = version(figures)
-    return 0.92 if known is not None and known >= (0, 20, 0) else 0.90
+    return default_gpu_memory_utilization(figures.vllm_version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +48,20 @@ def room(figures: Figures) -> Room | None:
     """From GiB needed and available (V1), or from tokens and the cache's GiB (V0). None: the log does not say."""
     length, block = figures.requested_max_model_len, figures.block_size or _DEFAULT_BLOCK
     if figures.available_gib is not None and figures.needed_gib and length:
-        return Room(figures.needed_gib / length, figures.available_gib, block, False, spare_blocks(figures))
+        return Room(
+            figures.needed_gib / length, figures.available_gib, block, False, ungranted_blocks(figures.vllm_version)
+        )
     tokens = figures.max_tokens_in_cache
     if tokens and figures.available_gib is not None and figures.available_gib > 0:
         return Room(figures.available_gib / tokens, figures.available_gib, block, True, 0)
     return None
 
 
-def spare_blocks(figures: Figures) -> int:
-    """One where the check lets a length through whose last block is never granted: V1 from 0.8.3 to 0.28.
-
-    From 0.29 the check itself, and so vLLM's estimate, keeps the block. An unknown version is taken as needing it.
-    """
-    known = version(figures)
-    return 1 if known is None or (0, 8, 3) <= known < (0, 29, 0) else 0
-
-
 def length_that_fits(figures: Figures) -> int | None:
     """The longest length that this run's memory serves: vLLM's estimate or its cache, less what is never granted."""
     block = figures.block_size or _DEFAULT_BLOCK
     if figures.estimated_max_len is not None:
-        return max(0, figures.estimated_max_len - spare_blocks(figures) * block) or None
+        return max(0, figures.estimated_max_len - ungranted_blocks(figures.vllm_version) * block) or None
     if figures.max_tokens_in_cache is not None:
         blocks = figures.max_tokens_in_cache // block
         return (blocks - int(blocks * _WATERMARK)) * block or None

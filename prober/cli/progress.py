@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from prober.measure.summary import describe, duration, shorten
-from prober.records import Bracket, Combination, Outcome, Stage, Trial, Verify
+from prober.records import AUTO, Bracket, Combination, Outcome, Stage, Trial, Verify
 from prober.search.interpret import interpret, leaves_too_little
-from prober.search.next_length import AUTO, Answer, Try
+from prober.search.next_length import Answer, Try
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -1,23 +1,27 @@
-"""Which model this is, as far as the files at hand tell: the commit on the Hub, or a hash of a local configuration."""
+"""The Hugging Face cache and local model directories: where they are, and what they say about a model.
+
+Reads files only; the Hub itself is never contacted.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 
 def revision_of(model: str, asked: str | None = None) -> str | None:
-    """Return what pins the model: ``config-`` and a hash for a directory, else the cached Hub commit; None: unknown.
+    """Return the model's revision: ``config-`` and a hash for a directory, else the cached Hub commit.
 
-    The Hub is not asked: until vLLM has downloaded a model, its commit is unknown.
+    None (or ``asked``, where given) until the model is in the cache.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
         return _config_hash(folder / "config.json")
-    reference = _hub_cache() / f"models--{model.replace('/', '--')}" / "refs" / (asked or "main")
+    reference = hub_cache() / f"models--{model.replace('/', '--')}" / "refs" / (asked or "main")
     try:
         return reference.read_text(encoding="utf-8").strip() or None
     except (OSError, ValueError):
@@ -25,7 +29,7 @@ def revision_of(model: str, asked: str | None = None) -> str | None:
 
 
 def attention_heads(model: str) -> int | None:
-    """Return the number of attention heads that tensor parallelism must divide; None: no configuration at hand."""
+    """Return the number of attention heads, which the tensor-parallel size must divide; None: no configuration here."""
     config = _config(model)
     for part in (config, config.get("text_config")):
         heads = part.get("num_attention_heads") if isinstance(part, dict) else None
@@ -35,7 +39,10 @@ def attention_heads(model: str) -> int | None:
 
 
 def limit_beyond_default(model: str, revision: str | None = None) -> int | None:
-    """Return what a LongRoPE model allows; without --max-model-len it starts at its short length. None: others."""
+    """Return the longest length of a LongRoPE model; None for other models.
+
+    Without --max-model-len vLLM starts such a model at its short length.
+    """
     config = _config(model, revision)
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = scaling.get("rope_type") or scaling.get("type") if isinstance(scaling, dict) else None
@@ -47,12 +54,8 @@ def _config(model: str, revision: str | None = None) -> dict[str, Any]:
     """The model's config.json, from its directory or from the Hub's cache; empty where there is none."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
-        folder = (
-            _hub_cache()
-            / f"models--{model.replace('/', '--')}"
-            / "snapshots"
-            / (revision_of(model, revision) or "none")
-        )
+        snapshots = hub_cache() / f"models--{model.replace('/', '--')}" / "snapshots"
+        folder = snapshots / (revision_of(model, revision) or "none")
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -61,6 +64,7 @@ def _config(model: str, revision: str | None = None) -> dict[str, Any]:
 
 
 def is_directory(model: str) -> bool:
+    """Whether the model is given as a local directory."""
     return Path(model).expanduser().is_dir()
 
 
@@ -71,10 +75,19 @@ def _config_hash(path: Path) -> str | None:
         return None
 
 
-def _hub_cache() -> Path:
-    """Where huggingface_hub keeps models (its environment variables, in its order)."""
-    if cache := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(cache)
-    if home := os.environ.get("HF_HOME"):
-        return Path(home) / "hub"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "hub"
+def hf_home(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return Hugging Face's home, which holds the token and, by default, the cache (huggingface_hub/constants.py)."""
+    cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    return _expand(environment.get("HF_HOME") or f"{cache}/huggingface", environment)
+
+
+def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of downloaded models: the environment's, in huggingface_hub's order, else in its home."""
+    cache = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE")
+    return _expand(cache, environment) if cache else hf_home(environment) / "hub"
+
+
+def _expand(path: str, environment: Mapping[str, str]) -> Path:
+    """Replace a leading ``~`` by that environment's HOME."""
+    home = environment.get("HOME")
+    return Path(home, path[2:]) if home and path.startswith("~/") else Path(path).expanduser()

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from prober.records import Combination, CompileState, NotReady, Verify
-from prober.search.next_length import AUTO
+from prober.records import AUTO, Combination, CompileState, NotReady, Verify
 
 LLM_CHILD = Path(__file__).parents[1] / "trial" / "offline_vllm.py"
 INSPECT_SECONDS = 60.0

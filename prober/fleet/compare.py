@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from prober.engine.versions import version_order
 from prober.fleet.jobs import Cell, RefusedCell
 from prober.fleet.known_rows import KnownRows
 from prober.fleet.protocol import End, Reply
 from prober.records import Source, Status
 from prober.results.diff import ChangeKind, Diff, diff
-from prober.results.naming import same_gpu, version_order
+from prober.results.naming import same_gpu
 from prober.results.schema import COMBINATION, KEY, Row
 
 QUIET_SHARE = 0.001  # nobody is woken for a tenth of a percent, however still the row has stood

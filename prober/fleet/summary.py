@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 
+from prober.engine.versions import version_order
 from prober.fleet.compare import Compared, ExitCode, ceiling_of, exit_code, one_diff
 from prober.fleet.jobs import Cell, FleetNode, Jobs, RefusedCell
 from prober.fleet.known_rows import About, about_row
@@ -19,7 +20,6 @@ from prober.measure.summary import describe
 from prober.records import Status
 from prober.results.diff import Change, ChangeKind, Diff, markdown_diff
 from prober.results.from_ceiling import public_model
-from prober.results.naming import version_order
 from prober.results.schema import Row, to_values
 from prober.results.table import markdown_table
 from prober.results.text import printable

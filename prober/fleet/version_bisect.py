@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from prober.engine.versions import version_order
 from prober.records import UsageError
-from prober.results.naming import version_order
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What a log shows: the root cause of a failed start, its stage and figures, or that the server is ready.
 
 Pure: bytes in, a Verdict out. A log is read as a stream, so one of any size costs little memory; every search is
-linear. Sources of the messages: vLLM 0.2 to 0.33 (see rules.py, marks.py).
+linear. Sources of the messages: vLLM 0.2 to 0.33 (see rules.py, messages.py).
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from prober.logs.messages import (
     FIGURES,
     FRAME,
     FRAMES,
+    LOGGING_ERROR,
+    LOGGING_ERROR_END,
     OUTER_FRAMES,
     READY,
     SERVER_STARTS,
     SERVING,
     STAGES,
+    TRACEBACK,
 )
 from prober.logs.prefilter import Needles
 from prober.logs.rules import ONLY_BEFORE_READY, RULES, WRAPPERS
@@ -33,7 +36,8 @@ from prober.records import Figures, Outcome, Stage, Verdict
 _PIECE = 1 << 18  # bytes scanned at a time
 _SEEN = 4_096  # distinct lines remembered, so that a line repeated for ever costs nothing
 _USAGE_STATUS = 2  # argparse's
-_STARTS = frozenset((*SERVER_STARTS, *ENGINE_STARTS))
+# Lines that change how the next ones are read: read again, however often they are repeated.
+_NEVER_SKIPPED = frozenset((*SERVER_STARTS, *ENGINE_STARTS, TRACEBACK, LOGGING_ERROR, LOGGING_ERROR_END))
 
 
 class Reader:
@@ -113,7 +117,7 @@ class Reader:
         owners = self._needles().owners(line)
         if self._begins_start(owners, line):
             self._begin()
-        elif not _STARTS.intersection(owners):  # where lines bear no time, a server that starts again says the same
+        elif not _NEVER_SKIPPED.intersection(owners):
             self._seen.add(line)
         missing: list[Template] = []
         process = None

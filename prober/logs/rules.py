@@ -50,7 +50,6 @@ _BUSY = _rules(
 _PROFILING = _rules(
     Outcome.DEVICE_BUSY,
     Stage.PROFILE,
-    ("profiling_assertion", "Error in memory profiling. Initial free memory {free_gib:gib}, current free memory"),
     ("profiling_assertion", "Error in memory profiling."),
 )
 
@@ -231,10 +230,6 @@ _TOO_LONG = _rules(
     Outcome.KV_TOO_SMALL,
     Stage.KV_CACHE,
     (
-        "kv_tokens",
-        "The model's max seq len ({requested_max_model_len}) is larger than the maximum number of tokens that can be stored in KV cache ({max_tokens_in_cache})",
-    ),
-    (
         "kv_bytes",
         "To serve at least one request with the {models's|model's} max seq len ({requested_max_model_len}), {(|}{needed_gib:gib} KV cache is needed, {which is |}larger than {the |}available {KV cache memory |}{(|}{available_gib:gib}",
     ),
@@ -249,7 +244,7 @@ _TOO_LONG = _rules(
     # cut at an end
     ("kv_bytes", "To serve at least one request with the {models's|model's} max seq len ({requested_max_model_len})"),
     ("kv_bytes", "larger than the available KV cache memory {(|}{refused_gib:gib}"),
-    ("kv_tokens", "max seq len ({requested_max_model_len}) is larger than the maximum number of tokens"),
+    ("kv_tokens", "{The model's |}max seq len ({requested_max_model_len}) is larger than the maximum number of tokens"),
     ("kv_tokens", "maximum number of tokens that can be stored in KV cache ({max_tokens_in_cache})"),
 )
 
@@ -516,7 +511,6 @@ WRAPPERS: tuple[Rule, ...] = (
         ("worker", "WorkerProc {failed|hit an exception|initialization failed|was terminated}"),
         ("worker", "Worker failed with error"),
         ("worker", "{Worker|Engine core} proc {*} died unexpectedly"),
-        ("worker", "Engine core process {*} died unexpectedly"),
         ("worker", "RayWorkerProc {*}{failed|died unexpectedly}"),
         ("worker", "Exception in worker "),
         ("worker", "Error executing method "),

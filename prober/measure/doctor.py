@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from prober.engine.hub_cache import hf_home, hub_cache
 from prober.engine.install import Engine
 from prober.host import idle, system
 from prober.host.gpu import MIB, Gpu, Inventory
@@ -51,20 +52,6 @@ class Places:
     environment: Mapping[str, str]
     shared_memory: Path = Path("/dev/shm")  # noqa: S108 # looked at, never written
 
-    @property
-    def home(self) -> Path:
-        return Path(self.environment.get("HOME") or "~").expanduser()
-
-    @property
-    def hub(self) -> Path:
-        """Hugging Face's home, as huggingface_hub finds it."""
-        cache = Path(self.environment.get("XDG_CACHE_HOME") or self.home / ".cache")
-        return Path(self.environment.get("HF_HOME") or cache / "huggingface")
-
-    @property
-    def weights(self) -> Path:
-        return Path(self.environment.get("HF_HUB_CACHE") or self.hub / "hub")
-
 
 def checks(
     results: Path,
@@ -87,7 +74,7 @@ def checks(
         _host_memory(),
         _shared_memory(places.shared_memory),
         _disk("results", places.results, RESULTS_BYTES, is_needed=True),
-        _disk("weights", places.weights, WEIGHTS_BYTES, is_needed=False),
+        _disk("weights", hub_cache(places.environment), WEIGHTS_BYTES, is_needed=False),
         _token(places),
     ]
 
@@ -244,7 +231,7 @@ def _token(places: Places) -> Finding:
     """Check whether Hugging Face finds a token, and where; the token itself is never shown."""
     environment = places.environment
     login = "hf auth login, or set HF_TOKEN; without it only models with terms to accept are refused"
-    file = Path(environment.get("HF_TOKEN_PATH") or places.hub / "token")
+    file = Path(environment.get("HF_TOKEN_PATH") or hf_home(environment) / "token")
     source = next((name for name in TOKEN_VARIABLES if environment.get(name, "").strip()), None)
     if source is None and _is_filled(file):
         source = str(file)

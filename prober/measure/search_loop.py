@@ -14,8 +14,10 @@ from typing import Protocol
 
 from prober import __version__
 from prober.engine.flags import value_of
+from prober.engine.versions import length_regimes, supports_auto_length
 from prober.measure.hints import known_lengths
 from prober.records import (
+    AUTO,
     Bracket,
     Ceiling,
     Combination,
@@ -29,16 +31,14 @@ from prober.records import (
     Verify,
 )
 from prober.results.from_ceiling import public_model
-from prober.results.naming import version_order
 from prober.results.store import Store
-from prober.search.interpret import interpret, switches
-from prober.search.next_length import AUTO, LOWEST, Answer, Done, Space, Strategy, Try, bracket, next_step
+from prober.search.interpret import interpret
+from prober.search.next_length import LOWEST, Answer, Done, Space, Strategy, Try, bracket, next_step
 
 log = logging.getLogger(__name__)
 
 TRIALS_LAST = timedelta(days=7)  # older trials are only hints: drivers, caches and files change
 AT_REST_TOLERANCE_MIB = 256  # drivers and desktops move by about that much
-AUTO_SINCE = (0, 20)  # --max-model-len auto; from 0.14 on the server went on naming the length before it
 SEQUENCES_FLAG = "--max-num-seqs"
 
 
@@ -156,9 +156,9 @@ class _Search:
             task.high,
             task.limit_of(),
             hints=(*task.hints, *known_lengths(rows, task.combination, task.machine)),
-            switches=switches(task.machine.vllm_version, task.combination.other_flags),
+            switches=length_regimes(task.machine.vllm_version, task.combination.other_flags),
             strategy=task.strategy,
-            has_auto=version_order(task.machine.vllm_version or "0")[:2] >= AUTO_SINCE,
+            has_auto=supports_auto_length(task.machine.vllm_version),
         )
 
     def _is_same(self, trial: Trial) -> bool:

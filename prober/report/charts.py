@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+from prober.engine.versions import version_order
 from prober.report.rows import Line
 from prober.results.lookup import utilization
-from prober.results.naming import version_order
 from prober.results.schema import SHARED_KEY, Row
 
 MOST_SERIES = 8  # as many colours as the style sheet has

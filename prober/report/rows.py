@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from prober.engine.versions import version_order
 from prober.records import Source, Status
 from prober.results.lookup import answer, utilization
-from prober.results.naming import version_order
 from prober.results.query import Query
 from prober.results.schema import COLUMNS, SHARED_KEY, Column, Row
 from prober.results.serve_command import Unproven, command, is_beyond_limit

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from prober.engine.versions import version_order
 from prober.records import Source, Status
 from prober.results.csv_format import row_key
-from prober.results.naming import version_order
 from prober.results.schema import KEY, Row, to_values
 from prober.results.table import markdown_table, markdown_text
 from prober.results.text import printable

@@ -15,10 +15,11 @@ from datetime import UTC, datetime
 from operator import itemgetter
 from pathlib import Path
 
+from prober.engine.versions import default_gpu_memory_utilization, version_order
 from prober.records import NotReady, Source, Status
 from prober.results.answer_text import render_table, to_json
 from prober.results.csv_format import Cells, read_cells
-from prober.results.naming import near_models, same_gpu, same_model, version_distance, version_order
+from prober.results.naming import near_models, same_gpu, same_model, version_distance
 from prober.results.query import Grade, Hit, LookupResult, Query
 from prober.results.schema import (
     COLUMNS,
@@ -48,7 +49,6 @@ _MACHINE = POSITION["machine"]
 _MODEL, _VERSION = POSITION["model"], POSITION["vllm_version"]
 _MEMORY, _COUNT = POSITION["gpu_memory_mib"], POSITION["gpu_count"]
 MOST_OF_NEED = 50  # answers to --need: the cheapest proven ones
-_DEFAULT_UTILIZATION_CHANGED = (0, 20)  # vLLM 0.20.0: 0.92, before 0.90
 
 
 def look_up(results: Path, question: Query, now: datetime | None = None) -> LookupResult:
@@ -264,7 +264,7 @@ def utilization(row: Row) -> float | None:
     """Return gpu_memory_utilization as requested, else the default of that vLLM version (CacheConfig)."""
     if row.gpu_memory_utilization is not None or row.vllm_version is None:
         return row.gpu_memory_utilization
-    return 0.92 if version_order(row.vllm_version)[:2] >= _DEFAULT_UTILIZATION_CHANGED else 0.9
+    return default_gpu_memory_utilization(row.vllm_version)
 
 
 def _serves(row: Row, need: int, concurrency: int) -> bool:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
+from prober.engine.versions import version_order
+
 _SEPARATORS = re.compile(r"[\s_.\-]+")
 _GPU_SEPARATORS = re.compile(r"[^0-9a-z]+")
 _VENDORS = {"nvidia", "amd", "intel", "geforce", "tesla", "quadro", "instinct", "radeon", "gpu", "graphics", "r", "tm"}
@@ -17,7 +19,6 @@ _VENDORS = {"nvidia", "amd", "intel", "geforce", "tesla", "quadro", "instinct", 
 _QUALIFIERS = {
     "ti", "super", "laptop", "mobile", "max", "d", "mig", "ada", "blackwell", "nvl", "grid", "vgpu", "pro", "se",
 }  # fmt: skip
-_VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 @lru_cache(maxsize=4096)
@@ -65,15 +66,6 @@ def same_gpu(asked: str, known: str) -> bool:
     asked_text = "".join(asked_words)
     return not any(word in _QUALIFIERS and word not in asked_words and not asked_text.endswith(word)
                    for word in known_words)  # fmt: skip
-
-
-def version_order(version: str) -> tuple[int, int, int, str]:
-    """Sort key of a vLLM version: numbers first, then the rest as text; unreadable versions come first."""
-    match = _VERSION.match(version)
-    if not match:
-        return (-1, 0, 0, version)
-    major, minor, patch = (int(part or 0) for part in match.groups())
-    return (major, minor, patch, version[match.end() :])
 
 
 def version_distance(version: str | None, reference: str | None) -> str:

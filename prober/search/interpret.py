@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
-from prober.advice.estimate import version
+from prober.engine.versions import counts_null_block
 from prober.records import Figures, Outcome, Stage, Trial, Verdict, Verify
 from prober.search.next_length import Answer, Observation
 
-RESERVES_SINCE = (0, 29)  # from here on the check at start-up counts the null block
 PROVES = {Verify.NONE: 0, Verify.SHORT: 1, Verify.FULL: 2}
 
 
@@ -77,17 +75,6 @@ def hints(verdict: Verdict) -> tuple[int, ...]:
     return tuple(hint for hint in said if hint) or _from_memory(figures)
 
 
-def switches(vllm_version: str | None, flags: Iterable[str]) -> tuple[int, ...]:
-    """Lengths above which a start behaves otherwise, and a longer one may fit again.
-
-    V0 (0.5.3 to 0.10.2, arg_utils.py) turns chunked prefill on above 32,768 tokens unless told: activations shrink.
-    """
-    release = tuple(int(number) for number in re.findall(r"\d+", vllm_version or "")[:3])
-    is_v0 = (0, 5, 3) <= release <= (0, 10, 2)
-    is_told = any("chunked-prefill" in flag or "max-num-batched-tokens" in flag for flag in flags)
-    return (32_768,) if is_v0 and not is_told else ()
-
-
 def served_figures(trials: Iterable[Trial], length: int) -> Figures:
     """The figures of the last start that served ``length``."""
     served = [t for t in trials if t.length == length and t.verdict.outcome is Outcome.FITS]
@@ -114,7 +101,7 @@ def _from_blocks(figures: Figures, has_served: bool) -> tuple[int, ...]:
         shorter = (-(-length // figures.block_size) - 1) * figures.block_size  # the null block is not counted
         return (shorter + 1, shorter) if shorter > 0 else ()
     edge = (usable + 1, usable)
-    if has_served and (version(figures) or RESERVES_SINCE) >= RESERVES_SINCE:
+    if has_served and counts_null_block(figures.vllm_version):
         edge = (usable, usable + 1)
     lengths = (*edge, whole) if has_served else edge
     return tuple(length for length in lengths if length > 1)

@@ -14,12 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from prober.records import Bracket, Status
+from prober.records import AUTO, Bracket, Status
 
 SPARE = 3  # guesses that may miss, beyond plain bisection
 LOWEST = 16  # tokens: the smallest block size vLLM has used by default; shorter "ceilings" are of no use to anybody
 FIRST_FROM_BELOW = 4096  # where to begin when the top itself cannot be tried
-AUTO = -1  # of a length to launch: vLLM itself chooses (--max-model-len auto, 0.14.0 and later)
 ATTEMPTS = 2  # of one length, before it counts as one that cannot be tried (1 where nothing ever answers)
 UNTRIABLE = 3  # lengths that cannot be tried, before we stop
 
