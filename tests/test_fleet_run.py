@@ -227,3 +227,14 @@ def test_a_folder_of_the_fleet_that_cannot_be_written_is_told(tmp_path: Path) ->
     (tmp_path / "fleet" / "summary.md.draft").mkdir(parents=True)
     with pytest.raises(NotReady, match="fleet cannot be written: Is a directory"):
         night(tmp_path, Fleet())
+
+
+def test_a_night_continues_from_trials_that_are_newer_than_any_settled_row(tmp_path: Path) -> None:
+    """A stopped probe's trials are sent with the job. Once a row is settled, the next night measures from nothing."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    Store(tmp_path).append(dataclasses.replace(a_trial(4096), id="of-a-probe", started_at=now))
+    first, second = Fleet(), Fleet(lambda _: 3000)
+    night(tmp_path, first)
+    assert [[trial.id for trial in job.recorded] for job in first.jobs] == [["of-a-probe"], ["of-a-probe"]]
+    night(tmp_path, second)
+    assert [job.recorded for job in second.jobs] == [()] * 4

@@ -13,19 +13,18 @@ import pytest
 from fake_engine import FakeEngine, Scenario, make_engine, write_model
 
 import prober
-from prober.engine.install import Engine, inspect
+from prober.engine.install import Engine
 from prober.fleet.jobs import Cell
 from prober.fleet.node import Search, search
 from prober.fleet.plan import EngineSpec
 from prober.fleet.protocol import End, Job, Known, Reply, Streamed
 from prober.host import system
-from prober.measure.devices import Devices, machine_of
+from prober.measure.devices import Devices
 from prober.measure.measure import measure_one
 from prober.measure.request import Request
 from prober.measure.search_loop import LaunchResult
 from prober.records import Ceiling, Combination, Figures, Machine, Outcome, Report, Stage, Status, Trial, Verdict
 from prober.results.store import Store
-from prober.trial.process import output_of
 
 MODEL = "acme/tiny"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -160,9 +159,8 @@ def test_a_fleet_continues_from_the_trials_of_a_probe(engine: FakeEngine, tmp_pa
     ceiling = prober.probe(MODEL, python=sys.executable, device="cpu", results=results)
     before = len(engine.launches())
     assert before == len(ceiling.trials)
-    machine = machine_of(inspect(Path(sys.executable), output_of), "cpu")
-    known = tuple(Known(machine, trial) for trial in Store(results).trials())
-    reply = search(Job(cpu_cell(), time.time() + 120, known), lambda _: None)
+    recorded = tuple(Store(results).trials())
+    reply = search(Job(cpu_cell(), time.time() + 120, recorded=recorded), lambda _: None)
     assert reply.end is End.ANSWERED, reply.why
     assert reply.row is not None
     assert (reply.row.max_model_len, len(engine.launches())) == (ceiling.max_model_len, before)

@@ -16,6 +16,7 @@ from prober.results.schema import COMBINATION, Row
 from prober.results.serve_command import is_beyond_limit
 
 About = tuple[object, ...]
+_SETTLED = (Status.EXACT, Status.MODEL_LIMIT, Status.DOES_NOT_FIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,11 @@ class KnownRows:
         """Rows of the same combination and type of GPU, of any machine and version."""
         return tuple(self._exact.get(about(combination, gpu), ()))
 
+    def settled_at(self, combination: Combination, gpu: str) -> str:
+        """When the newest settled row was measured (ISO 8601); empty: there is none."""
+        settled = [row.measured_at or "" for row in self.same(combination, gpu) if row.status in _SETTLED]
+        return max(settled, default="")
+
     def hints(self, combination: Combination, gpu: str, most: int) -> tuple[Row, ...]:
         """Rows to begin a search from: of the same combination, then of the same model on the same type of GPU."""
         rows = [*self._exact.get(about(combination, gpu), ())[::-1], *self._of_model(combination, gpu)[::-1]]
@@ -96,7 +102,7 @@ def about_row(row: Row) -> About:
 def _is_settled(row: Row, high: int | None) -> bool:
     if row.status is Status.AT_LEAST:
         return high is not None and row.max_model_len is not None and row.max_model_len >= high
-    return row.status in (Status.EXACT, Status.MODEL_LIMIT, Status.DOES_NOT_FIT)
+    return row.status in _SETTLED
 
 
 def _is_since(row: Row, since: datetime) -> bool:

@@ -31,6 +31,14 @@ def split(known: Iterable[Known], here: Machine, settings: Sequence[str] = ()) -
     return own, carried
 
 
+def recorded_here(
+    recorded: Iterable[Trial], own: Iterable[Trial], here: Machine, settings: Sequence[str] = ()
+) -> list[Trial]:
+    """Return the recorded trials of this machine in this state that are not among ``own``."""
+    ours, known = state_key(here, settings), {trial.id for trial in own}
+    return [trial for trial in recorded if trial.state_key == ours and trial.id not in known]
+
+
 def _facts(machine: Machine) -> tuple[object, ...]:
     return machine.gpu, machine.device, machine.gpu_memory_mib, machine.mig, machine.vllm_version
 

@@ -16,7 +16,7 @@ from prober import __version__
 from prober.engine.install import Engine, inspect, settings
 from prober.fleet import node_engine
 from prober.fleet.jobs import FleetNode
-from prober.fleet.migrated_trials import split, still_guiding
+from prober.fleet.migrated_trials import recorded_here, split, still_guiding
 from prober.fleet.plan import EngineSpec
 from prober.fleet.protocol import End, Job, Known, Reply, Streamed
 from prober.host import idle, nvml, system
@@ -107,7 +107,9 @@ class Search:
             high=job.high,
             verify=job.verify,
         )
-        self._own, self._carried = split(job.known, held.machine, settings(self.request.environment))
+        environment = settings(self.request.environment)
+        self._own, self._carried = split(job.known, held.machine, environment)
+        self._own += recorded_here(job.recorded, self._own, held.machine, environment)
         self._hints: list[Row] = list(job.hints)
         self._before = len(self._own)
         self.store = Store(folder)  # holds the logs; the trials of each attempt have a store of their own

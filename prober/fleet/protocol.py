@@ -44,6 +44,7 @@ class Job:
     low: int = LOWEST
     high: int | None = None
     wait_seconds: float = 60.0  # for a neighbour
+    recorded: tuple[Trial, ...] = ()  # of earlier runs and probes, of any machine: the node picks its own
 
 
 @dataclass(frozen=True, slots=True)

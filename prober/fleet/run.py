@@ -21,11 +21,13 @@ from prober.fleet.scheduler import Executor, Schedule
 from prober.fleet.summary import NightSummary, markdown, summary_json
 from prober.fleet.version_bisect import FirstBad, between, next_version
 from prober.measure.summary import describe
-from prober.records import NotReady, UsageError
+from prober.records import NotReady, Trial, UsageError
 from prober.report import page as report
+from prober.results.from_ceiling import public_model
 from prober.results.store import Store
 
-MOST_HINTS = 20  # rows that travel with a job
+MOST_HINTS = 20  # rows sent with a job
+MOST_RECORDED = 200  # trials sent with a job
 
 
 class Fleet(Executor, Protocol):
@@ -83,7 +85,7 @@ def run_night(plan: Plan, fleet: Fleet, results: Path, say: Callable[[str], None
         nodes = _surveyed(plan, fleet, say)
         laid = expand_plan(plan, nodes, previous, run.began)
         _refuse_empty(laid, plan)
-        work = _Work(plan, fleet, Recorder(files, KnownRows(store.rows()), say), nodes, run)
+        work = _Work(plan, fleet, Recorder(files, KnownRows(store.rows()), say), nodes, run, store.trials())
         answers = work.measure(laid.cells)
         compared = compare.compare([(c, answers[c.key]) for c in laid.cells], previous, history)
         compared = work.prove_again(compared)
@@ -131,6 +133,7 @@ class _Work:
     keeper: Recorder
     nodes: Sequence[FleetNode]
     run: Run
+    trials: Sequence[Trial] = ()  # recorded before the run
 
     @property
     def until(self) -> float:
@@ -167,12 +170,25 @@ class _Work:
             cell=cell,
             until=until,
             known=known,
+            recorded=self._unsettled(cell),
             hints=self.keeper.rows.hints(cell.combination, cell.gpu, MOST_HINTS),
             verify=self.plan.verify,
             low=self.plan.low,
             high=self.plan.high,
             wait_seconds=self.plan.wait_minutes * 60,
         )
+
+    def _unsettled(self, cell: Cell) -> tuple[Trial, ...]:
+        """Return recorded trials that a search of this cell continues from: those newer than its settled row.
+
+        A settled cell is measured again from nothing, because that is what a night is for; so is a second proof.
+        """
+        if cell.key.endswith(AGAIN):
+            return ()
+        since = self.keeper.rows.settled_at(cell.combination, cell.gpu)
+        names = (None, public_model(cell.combination.model))
+        trials = [t for t in self.trials if t.started_at > since and t.verdict.figures.model in names]
+        return tuple(trials[-MOST_RECORDED:])
 
 
 def bisect(
