@@ -64,18 +64,6 @@ def test_certify_proves_a_known_row_anew_in_two_launches(fake_probe: Probe) -> N
     assert (done.returncode, [launch.length for launch in engine.launches()[3:]]) == (0, [3968, 3969])
 
 
-def test_plain_bisection_is_there_to_compare(fake_probe: Probe, tmp_path: Path) -> None:
-    done, engine = fake_probe(EIGHT_MIB, "--strategy", "bisect", "--verify", "none", limit=16_384)
-    assert done.returncode == 0, done.stderr
-    assert 13 <= len(engine.launches()) <= 15
-    assert rows(tmp_path)[0]["starts_max_model_len"] == "3968"
-
-
-def test_quick_and_bisect_exclude_each_other(fake_probe: Probe) -> None:
-    done, _ = fake_probe(EIGHT_MIB, "--strategy", "bisect", "--quick")
-    assert (done.returncode, "--quick goes with" in done.stderr) == (2, True)
-
-
 def test_beyond_the_models_limit_only_with_an_end_and_a_warning(
     fake_probe: Probe, run_prober: Run, tmp_path: Path
 ) -> None:

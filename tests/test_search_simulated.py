@@ -17,7 +17,7 @@ import pytest
 
 from prober.records import Bracket, Figures, Outcome, Stage, Status, Trial, Verdict, Verify
 from prober.search.interpret import interpret
-from prober.search.next_length import LOWEST, Done, Space, Strategy, next_step
+from prober.search.next_length import LOWEST, Done, Space, halvings, next_step
 
 SEED = 20_261_201
 CASES = 400  # of each kind
@@ -76,11 +76,11 @@ class Machine:
         return Trial(str(self.launches), "c", "s", length, asked is None, Verify.FULL, verdict, 1.0, "2026-01-01")
 
 
-def search(machine: Machine, strategy: Strategy = Strategy.HINTS) -> Done:
+def search(machine: Machine) -> Done:
     trials: list[Trial] = []
     while True:
         seen = [o for trial in trials if (o := interpret(trial, Verify.FULL)) is not None]
-        step = next_step(seen, Space(switches=machine.switches, strategy=strategy))
+        step = next_step(seen, Space(switches=machine.switches))
         if isinstance(step, Done):
             return step
         trials.append(machine.launch(step.length))
@@ -157,18 +157,15 @@ def test_stable_truth_is_found_exactly_and_cheaply() -> None:
 
 def checked(kind: Callable[[random.Random], Machine], seed: str) -> tuple[int, int]:
     """Search one machine, compare with its truth; return our launches and plain bisection's."""
-    launches = []
-    for strategy in (Strategy.HINTS, Strategy.BISECT):
-        machine = kind(random.Random(seed))
-        truth, done = machine.truth(), search(machine, strategy)
-        if truth == 0:
-            assert done.status is Status.DOES_NOT_FIT, seed
-        elif truth == machine.limit:
-            assert (done.status, done.bracket.serves) == (Status.MODEL_LIMIT, truth), seed
-        else:
-            assert (done.status, done.bracket) == (Status.EXACT, Bracket(truth, truth + 1)), seed
-        launches.append(machine.launches)
-    return launches[0], launches[1]
+    machine = kind(random.Random(seed))
+    truth, done = machine.truth(), search(machine)
+    if truth == 0:
+        assert done.status is Status.DOES_NOT_FIT, seed
+    elif truth == machine.limit:
+        assert (done.status, done.bracket.serves) == (Status.MODEL_LIMIT, truth), seed
+    else:
+        assert (done.status, done.bracket) == (Status.EXACT, Bracket(truth, truth + 1)), seed
+    return machine.launches, 1 if truth == machine.limit else 1 + halvings(machine.limit - LOWEST + 1)
 
 
 def spread(counts: list[int]) -> str:

@@ -11,7 +11,6 @@ from prober.search.next_length import (
     Done,
     Observation,
     Space,
-    Strategy,
     Try,
     bracket,
     halvings,
@@ -216,7 +215,7 @@ def test_one_length_with_two_answers_is_unstable(length: int) -> None:
 
 def test_contradiction_is_settled_even_where_the_top_served() -> None:
     assert step(Space(limit=LIMIT), refused(8192), served(LIMIT)).length == 8192
-    assert step(Space(limit=LIMIT, strategy=Strategy.QUICK), refused(8192), served(9000)).length == 8192
+    assert step(Space(limit=LIMIT, is_quick=True), refused(8192), served(9000)).length == 8192
 
 
 def test_lowest_of_several_contradicted_refusals_is_named() -> None:
@@ -285,19 +284,8 @@ def test_shortest_length_of_all_is_in_the_first_regime() -> None:
 # How lengths are chosen
 
 
-def test_halving_alone_follows_neither_hints_nor_blocks() -> None:
-    space = Space(hints=(20_000,), strategy=Strategy.BISECT)
-    done, seen = search(engine_with(20_000, LIMIT, lambda _: (20_000,), 128), space)
-    lo, hi, middles = 15, LIMIT, []
-    while hi - lo > 1:
-        middles.append(middle := (lo + hi) // 2)
-        lo, hi = (middle, hi) if middle <= 20_000 else (lo, middle)
-    assert [o.length for o in seen] == [LIMIT, *middles]
-    assert done.bracket == Bracket(20_000, 20_001)
-
-
 def test_first_length_that_serves_ends_a_quick_search() -> None:
-    quick = Space(strategy=Strategy.QUICK)
+    quick = Space(is_quick=True)
     done, seen = search(engine_with(20_000, LIMIT, lambda _: (19_968,)), quick)
     assert (done.status, done.bracket) == (Status.AT_LEAST, Bracket(19_968, LIMIT))
     assert [o.length for o in seen] == [LIMIT, 19_968]
@@ -306,11 +294,11 @@ def test_first_length_that_serves_ends_a_quick_search() -> None:
 
 
 def test_vllm_chooses_the_first_length_of_a_quick_search_only() -> None:
-    auto = Space(strategy=Strategy.QUICK, has_auto=True)
+    auto = Space(is_quick=True, has_auto=True)
     assert step(auto).length == AUTO < 1, "no length can be mistaken for it"
-    assert step(Space(strategy=Strategy.QUICK)).length is None
+    assert step(Space(is_quick=True)).length is None
     assert step(Space(has_auto=True)).length is None
-    assert step(Space(high=4096, strategy=Strategy.QUICK, has_auto=True)).length == 4096
+    assert step(Space(high=4096, is_quick=True, has_auto=True)).length == 4096
     assert step(auto, refused(None)).length == 4096
     assert step(auto, unknown(None)).length is None
 
@@ -410,14 +398,12 @@ def test_launches_still_expected_fall_to_one() -> None:
     assert [step(Space(), *seen).left for seen in ([], [top], [top, guess])] == [3, 2, 1]
     assert step(Space(limit=LIMIT)).left == 3
     assert step(Space(limit=LIMIT, hints=(3968,))).left == 2
-    assert step(Space(limit=LIMIT, strategy=Strategy.QUICK)).left == 1
+    assert step(Space(limit=LIMIT, is_quick=True)).left == 1
 
 
 def test_halving_expects_what_it_needs() -> None:
-    assert step(Space(limit=1039, strategy=Strategy.BISECT)).left == 1 + 10
     assert step(Space(), refused(1039, limit=1039)).left == 10
     assert step(Space(), refused(1039, limit=1039), served(1035)).left == 2
-    assert step(Space(strategy=Strategy.BISECT)).left == 1, "nobody knows the top yet"
 
 
 @pytest.mark.parametrize(("gap", "trials"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (2**20, 20)])

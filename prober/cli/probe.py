@@ -182,13 +182,6 @@ def default_python() -> Path:
 )
 @click.option("--certify", is_flag=True, help="Prove an existing row again (2 launches if it still holds).")
 @click.option(
-    "--strategy",
-    type=click.Choice(["hints", "bisect"]),
-    default="hints",
-    show_default=True,
-    help="Choose lengths from vLLM's figures, or by bisection alone (for comparison: many launches).",
-)
-@click.option(
     "--reserve-mib", type=click.IntRange(1), metavar="MIB", help="GPU memory that must stay free at the peak."
 )
 @click.option(
@@ -312,11 +305,9 @@ def _end_stale() -> None:
 def _request(model: str, vllm_flags: tuple[str, ...], options: dict[str, Any]) -> Request:
     from prober.measure.measure import DUMMY_WEIGHTS
     from prober.measure.request import Axes, Request, combinations
-    from prober.search.next_length import LOWEST, Strategy
+    from prober.search.next_length import LOWEST
     from prober.trial.timeouts import Limits
 
-    if options["quick"] and options["strategy"] != Strategy.HINTS:
-        raise click.UsageError("--quick goes with --strategy hints only.")
     if options["quick"] and options["certify"]:
         raise click.UsageError("--quick skips the refusal that --certify proves; use one of them.")
     if vllm_flags and not vllm_flags[0].startswith("-"):
@@ -344,7 +335,7 @@ def _request(model: str, vllm_flags: tuple[str, ...], options: dict[str, Any]) -
         verify=Verify(options["verify"]),
         is_fresh=options["fresh"],
         is_certifying=options["certify"],
-        strategy=Strategy.QUICK if options["quick"] else Strategy(options["strategy"]),
+        is_quick=options["quick"],
         reserve_mib=options["reserve_mib"],
         is_beyond_limit=options["beyond_model_limit"],
         most_launches=options["budget_launches"],

@@ -35,13 +35,11 @@ from prober.results.from_ceiling import row_of
 from prober.results.schema import CeilingKind, Row
 from prober.results.serve_command import BEYOND_LIMIT
 from prober.results.store import Store
-from prober.search.next_length import Strategy
 from prober.trial.process import output_of
 
 USUAL_LAUNCHES = 3
 KNOWN_LAUNCHES = 2
 QUICK_LAUNCHES = 1
-BISECT_LAUNCHES = 16
 DUMMY_WEIGHTS = ("--load-format", "dummy")
 BEYOND_LIMIT_NOTE = f"beyond the model's own limit its answers may be wrong: {BEYOND_LIMIT}=1"
 
@@ -72,7 +70,7 @@ def plan(request: Request) -> list[PlannedCombination]:
     engine, reasons = _checked(request, rows)
     machine = devices.machine_of(engine, request.device)
     for combination, impossible in zip(request.combinations, reasons, strict=True):
-        launches = _expected(request.strategy, combination, bool(known_lengths(rows, combination, machine)))
+        launches = _expected(request.is_quick, combination, bool(known_lengths(rows, combination, machine)))
         planned.append(PlannedCombination(combination, 0 if impossible else launches, impossible))
     return planned
 
@@ -127,11 +125,11 @@ def measure_one(
         verify=request.verify,
         low=request.low,
         high=request.high,
-        is_fresh=request.is_fresh or request.is_certifying or request.strategy is Strategy.BISECT,
+        is_fresh=request.is_fresh or request.is_certifying,
         limit_of=lambda: None if request.is_beyond_limit else limit_beyond_default(model, asked),
         revision_of=lambda: revision_of(model, asked) or assumed_revision,
         settings=settings(request.environment),
-        strategy=request.strategy,
+        is_quick=request.is_quick,
         is_beyond_limit=request.is_beyond_limit,
         reserve_mib=request.reserve_mib,
         at_rest_mib=at_rest,
@@ -170,10 +168,9 @@ def _refuse_unknown(request: Request, rows: list[Row], machine: Machine) -> None
             )
 
 
-def _expected(strategy: Strategy, combination: Combination, is_known: bool) -> int:
+def _expected(is_quick: bool, combination: Combination, is_known: bool) -> int:
     """Number of launches that a search usually takes; a warm one fills its cache at each length first."""
-    usual = KNOWN_LAUNCHES if is_known else USUAL_LAUNCHES
-    usual = {Strategy.QUICK: QUICK_LAUNCHES, Strategy.BISECT: BISECT_LAUNCHES}.get(strategy, usual)
+    usual = QUICK_LAUNCHES if is_quick else KNOWN_LAUNCHES if is_known else USUAL_LAUNCHES
     return 2 * usual if combination.compile_state is CompileState.WARM else usual
 
 

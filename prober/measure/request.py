@@ -12,7 +12,7 @@ from prober.engine.hub_cache import attention_heads, is_directory
 from prober.measure.devices import IDLE_SECONDS
 from prober.records import Combination, CompileState, Entrypoint, UsageError, Verify
 from prober.results.serve_command import BEYOND_LIMIT
-from prober.search.next_length import LOWEST, Strategy
+from prober.search.next_length import LOWEST
 from prober.trial.timeouts import Limits
 
 
@@ -33,7 +33,7 @@ class Request:
     verify: Verify = Verify.FULL
     is_fresh: bool = False  # recorded trials only hint
     is_certifying: bool = False  # measure known rows again; a combination without a row is an error
-    strategy: Strategy = Strategy.HINTS
+    is_quick: bool = False  # the first length that serves ends the search
     reserve_mib: int | None = None  # device memory that must stay free for a length to count
     is_beyond_limit: bool = False  # let vLLM exceed the model's own limit
     most_launches: int | None = None

@@ -33,7 +33,7 @@ from prober.records import (
 from prober.results.from_ceiling import public_model
 from prober.results.store import Store
 from prober.search.interpret import interpret
-from prober.search.next_length import LOWEST, Answer, Done, Space, Strategy, Try, bracket, next_step
+from prober.search.next_length import LOWEST, Answer, Done, Space, Try, bracket, next_step
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Task:
     limit_of: Callable[[], int | None] = lambda: None  # the model's own limit where vLLM defaults to a shorter length
     revision_of: Callable[[], str | None] = lambda: None  # what identifies the model's files; None: not known
     settings: tuple[str, ...] = ()  # NAME=value of the environment that vLLM reads
-    strategy: Strategy = Strategy.HINTS
+    is_quick: bool = False  # the first length that serves ends the search
     hints: tuple[int, ...] = ()  # lengths to begin with, before those of known rows
     is_beyond_limit: bool = False  # vLLM accepts lengths above the model's own limit
     reserve_mib: int | None = None  # device memory that must stay free for a length to count
@@ -129,7 +129,7 @@ def measure(task: Task, store: Store, launch: Launcher, listener: Listener) -> C
             measured_at=_now().isoformat(timespec="seconds") if launched else _last_start(search.trials),
             reserve_mib=task.reserve_mib,
             settings=task.settings,
-            is_quick=task.strategy is Strategy.QUICK,
+            is_quick=task.is_quick,
             lowered_sequences=fewer,
         )
 
@@ -157,7 +157,7 @@ class _Search:
             task.limit_of(),
             hints=(*task.hints, *known_lengths(rows, task.combination, task.machine)),
             switches=length_regimes(task.machine.vllm_version, task.combination.other_flags),
-            strategy=task.strategy,
+            is_quick=task.is_quick,
             has_auto=supports_auto_length(task.machine.vllm_version),
         )
 

@@ -35,14 +35,6 @@ class Answer(StrEnum):
     UNKNOWN = "unknown"  # could not tell: never moves the bracket
 
 
-class Strategy(StrEnum):
-    """How the next length is chosen, and when to stop."""
-
-    HINTS = "hints"  # what vLLM's figures and known rows suggest, then halving
-    BISECT = "bisect"  # halving alone: what ours is measured against
-    QUICK = "quick"  # as hints, and the first length that serves ends it
-
-
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One trial as the search reads it.
@@ -70,7 +62,7 @@ class Space:
     limit: int | None = None
     hints: tuple[int, ...] = ()
     switches: tuple[int, ...] = ()  # last lengths of a regime: one token more is another regime and may fit again
-    strategy: Strategy = Strategy.HINTS
+    is_quick: bool = False  # the first length that serves ends it
     has_auto: bool = False  # vLLM can choose a length itself
 
     def __post_init__(self) -> None:
@@ -178,7 +170,7 @@ class _Known:
             return Done(Status.EXACT, self.bracket, f"{self.serves:,} served and {self.upper:,} was refused")
         if self.serves is not None and self.top is not None and self.serves >= self.top:
             return self._served_the_top()
-        if self.space.strategy is Strategy.QUICK and self.serves in self.figured:
+        if self.space.is_quick and self.serves in self.figured:
             why = f"{self.serves:,} served, and that vLLM's own figures allow no more was not put to the test"
             return Done(Status.AT_LEAST, self.bracket, why)
         if self.upper is not None and self.upper <= self.low:
@@ -232,12 +224,11 @@ class _Known:
 
     def _candidates(self) -> Iterator[tuple[int | None, str]]:
         """Lengths in the order of preference; those outside the open interval are passed over by `next`."""
-        if self.space.strategy is Strategy.QUICK and self.space.has_auto and not self.attempts and self.top is None:
+        if self.space.is_quick and self.space.has_auto and not self.attempts and self.top is None:
             yield AUTO, "the length that vLLM itself chooses"
-        if self.space.strategy is not Strategy.BISECT:
-            for guess, why in self._guesses():
-                if self._affordable(guess):
-                    yield guess, why
+        for guess, why in self._guesses():
+            if self._affordable(guess):
+                yield guess, why
         if self.upper is None:
             yield from self._towards_the_top()
         if self.hi is not None:
@@ -274,7 +265,7 @@ class _Known:
 
     def _halves(self, lo: int, hi: int) -> Iterator[tuple[int, str]]:
         middle = (lo + hi) // 2
-        if self.block and self.space.strategy is not Strategy.BISECT:
+        if self.block:
             nearest = round(middle / self.block) * self.block
             for length in (nearest, nearest - self.block, nearest + self.block):
                 if self._affordable(length):
@@ -288,13 +279,12 @@ class _Known:
 
     def expected(self, step: Try) -> int:
         """Launches still expected with this one: 3 from the top, 2 from a guess, 1 for what closes the bracket."""
-        if self.space.strategy is Strategy.QUICK or (self.serves is not None and step.length == self.serves + 1):
+        if self.space.is_quick or (self.serves is not None and step.length == self.serves + 1):
             return 1
-        if self.space.strategy is Strategy.HINTS:
-            if step.length == self.top:
-                return 3
-            if step.length in {guess for guess, _ in self._guesses()}:
-                return 2
+        if step.length == self.top:
+            return 3
+        if step.length in {guess for guess, _ in self._guesses()}:
+            return 2
         return max(1, self._needed(self.lo))
 
     def _left(self) -> int:
