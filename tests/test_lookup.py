@@ -327,7 +327,7 @@ def test_an_empty_matrix_is_no_answer_about_the_model(run_prober: Run, tmp_path:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["m", "--json", "--flags"], "--json and --flags are two forms"), (["", "--gpu", "L4"], "Name a model")],
+    [(["m", "--json", "--flags"], "--json and --flags exclude each other"), (["", "--gpu", "L4"], "Give a MODEL")],
 )
 def test_a_question_that_is_none_is_refused(run_prober: Run, words: list[str], said: str) -> None:
     done = run_prober("lookup", *words)

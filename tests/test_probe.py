@@ -197,14 +197,14 @@ def test_flags_that_are_ours_are_refused_with_what_to_use(
         (["probe", "models/"], 2, "There is no directory models/"),
         (["probe", ""], 2, "The model has no name"),
         (["probe", "some/model", "other/model"], 2, "'other/model' is neither MODEL nor a flag"),
-        (["probe", "some/model", "--quick", "--certify"], 2, "ask for one of them"),
+        (["probe", "some/model", "--quick", "--certify"], 2, "use one of them"),
         (["probe", "some/model", "--low", "10", "--high", "5"], 2, "--high 5 is below --low 10"),
         (["probe", "some/model", "--tp", "x"], 2, "not a number"),
         (["probe", "some/model", "--python", "/no/python"], 3, "with --python"),
         (["probe", "some/model", "--python", sys.executable], 3, "has no vLLM"),
         (["probe", "some/model", "--results", "/proc/none"], 3, "/proc/none"),
         (["probe", "some/model", "--block-size", "8"], 2, "vLLM's own flags go after --"),
-        (["lookup"], 2, "Name a model"),
+        (["lookup"], 2, "Give a MODEL"),
     ],
 )
 def test_mistakes_get_one_clear_sentence(run_prober: Run, words: list[str], code: int, said: str) -> None:
